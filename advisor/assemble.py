@@ -1,0 +1,209 @@
+"""Joins the stages' values: from a profile and options to a situation, from a search's result to a report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cost_models
+from advisor.errors import AdvisorError, NoPlanError
+from advisor.options import PlanOptions, ProfileOptions
+from advisor.search import Request, SearchResult, Size, fewest_gpus, price, scaling, search, sizes_around
+from advisor.sections import (
+    accuracy_section,
+    inputs_section,
+    memory_section,
+    plan_entries,
+    profile_section,
+    rejected_entries,
+    scaling_points,
+)
+from cost_models.types import Cluster, Plan, Workload
+
+if TYPE_CHECKING:
+    from advisor.profiling.schema import StepProfile
+    from advisor.report.report import Report
+
+#: How far beyond the asked cluster the report looks for scaling and for what would fit.
+_SCALE_FACTOR, _MOST_GPUS = 8, 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """Profile, workload and cluster, with everything that was assumed on the way."""
+
+    step: StepProfile
+    workload: Workload
+    options: PlanOptions
+    request: Request
+    assumptions: tuple[str, ...]
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.request.cluster
+
+
+def check_cluster(options: PlanOptions) -> None:
+    """Raise early, before the script is run, on hardware that doesn't exist."""
+    _cluster(options)
+
+
+def situation(step: StepProfile, options: PlanOptions) -> Situation:
+    """Shape the workload, resolve the cluster, fix the global batch."""
+    from advisor.workload import shape
+
+    cluster, assumptions = _cluster(options)
+    workload = shape(step, precision=options.precision, optimizer=options.optimizer)
+    precision = workload.compute_dtype
+    if precision not in cluster.device.peak_flops_per_s:
+        have = ", ".join(cluster.device.peak_flops_per_s)
+        raise AdvisorError(f"{cluster.device.name} has no {precision} arithmetic; it has {have}.", hint="Choose one with --precision.")
+    batch = options.global_batch
+    if batch is None:
+        batch = step.meta.batch_size * step.meta.accumulation * cluster.num_gpus
+        assumptions = (*assumptions, f"global batch {batch}: the script's own {step.meta.batch_size} x {step.meta.accumulation} on each of "
+                       f"{cluster.num_gpus} GPUs; set it with --global-batch")  # fmt: skip
+    request = Request(
+        workload=workload, cluster=cluster, global_batch=batch, objective=options.objective,
+        max_memory_share=options.max_memory_share, calibration=_calibration(options),
+    )  # fmt: skip
+    return Situation(step=step, workload=workload, options=options, request=request, assumptions=assumptions)
+
+
+def _cluster(options: PlanOptions) -> tuple[Cluster, tuple[str, ...]]:
+    from advisor.measure.cluster import resolve_cluster
+
+    return resolve_cluster(
+        gpu=options.gpu, gpus_per_node=options.gpus_per_node, nodes=options.nodes, intra=options.intra, inter=options.inter,
+        file=options.cluster,
+    )  # fmt: skip
+
+
+def _calibration(options: PlanOptions) -> cost_models.Calibration:
+    try:
+        return cost_models.load_calibration(options.calibration)
+    except (OSError, ValueError) as error:
+        raise AdvisorError(
+            f"{options.calibration} is no calibration ({error}).", hint="Make one with `advise calibrate RUNS.csv -o FILE`."
+        ) from error
+
+
+def searched(case: Situation) -> SearchResult:
+    """The search the options ask for; with the objective "gpus", on the fewest GPUs that fit."""
+    if case.options.objective != "gpus":
+        return search(case.request)
+    size = fewest_gpus(case.request, most=case.cluster.num_gpus)
+    if size is None or size.best is None:
+        return search(case.request)
+    from advisor.search import resized
+
+    return search(dataclasses.replace(case.request, cluster=resized(case.cluster, size.num_gpus)))
+
+
+def no_plan(case: Situation, result: SearchResult) -> NoPlanError:
+    """The error that says by how much nothing fits, and what would."""
+    cluster, batch = case.cluster, case.request.global_batch
+    where = f"{cluster.num_gpus} x {cluster.device.name}"
+    sized = [r for r in result.rejected if r.needed_bytes is not None]
+    if not sized:
+        why = "; ".join(f"{r.reason}" for r in result.rejected[:1]) or f"{batch} samples don't divide"
+        return NoPlanError(f"No legal plan for {where}: {why}.", hint=f"Give a --global-batch that {cluster.num_gpus} divides.")
+    closest = min(sized, key=lambda r: r.needed_bytes or 0.0)
+    needed, have = (closest.needed_bytes or 0.0) / 2**30, (closest.available_bytes or 0.0) / 2**30
+    hint = _what_would_fit(case)
+    return NoPlanError(
+        f"No plan fits {where}: the smallest, {closest.plan.label()}, needs {needed:.3g} GiB a GPU and {have:.3g} GiB are available "
+        f"({needed - have:.3g} GiB too much).",
+        hint=hint,
+    )
+
+
+def _what_would_fit(case: Situation) -> str:
+    size = fewest_gpus(case.request, most=_MOST_GPUS)
+    if size and size.best:
+        gib = size.best.estimate["high_memory_bytes"] / 2**30
+        return f"{size.num_gpus} of these GPUs would do: {size.best.plan.label()} at {gib:.3g} GiB a GPU."
+    return f"Not even {_MOST_GPUS} of these GPUs would do: take GPUs with more memory, a smaller batch or shorter sequences."
+
+
+def report(
+    case: Situation, result: SearchResult, seeing: ProfileOptions, out: Path | None
+) -> tuple[Report, Callable[[Path], Sequence[str]]]:
+    """The report, and what writes the files of its first plans into a folder."""
+    from advisor.classify.hotspots import hotspots
+    from advisor.measure.cluster import cluster_mapping
+    from advisor.report.report import Report
+    from advisor.rulebook import collect_facts, evaluate, load_rules
+    from advisor.workload import model_summary
+
+    spots = hotspots(case.step, case.workload, case.cluster, case.request.calibration)
+    facts = collect_facts(meta=case.step.meta, hotspots=spots, workload=case.workload, cluster=case.cluster, result=result)
+    model = model_summary(case.step, case.workload)
+    alone = price(case.request, Plan(micro_batch=case.workload.traced_batch, runtime="ddp"))
+    files = _PlanFiles(case=case, result=result, model=model, seeing=seeing, out=out)
+    built = Report(
+        inputs=inputs_section(case.step, case.options, case.request.global_batch),
+        model=model,
+        profile=profile_section(case.step),
+        hotspots=spots,
+        memory=memory_section(alone, case.step, case.cluster),
+        cluster=cluster_mapping(case.cluster),
+        plans=plan_entries(case.request, result, files.launch_lines()),
+        rejected=rejected_entries(result),
+        findings=evaluate(load_rules(), facts),
+        scaling=scaling_points(_sizes(case)),
+        accuracy=accuracy_section(case.request.calibration),
+        assumptions=(*case.assumptions, *result.notes),
+        warnings=tuple(case.step.meta.warnings),
+        operators=case.step.operators,
+    )
+    return built, files.write
+
+
+def _sizes(case: Situation) -> tuple[Size, ...]:
+    most = min(_MOST_GPUS, max(case.cluster.num_gpus * _SCALE_FACTOR, case.cluster.gpus_per_node))
+    return scaling(case.request, sizes_around(case.cluster, most=most))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PlanFiles:
+    """Writes the engines' files of the first plans."""
+
+    case: Situation
+    result: SearchResult
+    model: dict[str, Any]
+    seeing: ProfileOptions
+    out: Path | None
+
+    def _inputs(self) -> list[Any]:
+        from advisor.engines import EngineInput
+
+        case = self.case
+        shown = self.result.candidates[: case.options.plans]
+        return [
+            EngineInput(
+                plan=c.plan, script=case.step.meta.script, script_args=tuple(self.seeing.args), form=case.step.meta.form,
+                entry=case.step.meta.entry, meta=case.step.meta, model=self.model, num_nodes=max(1, c.plan.world_size // case.cluster.gpus_per_node),
+                gpus_per_node=min(case.cluster.gpus_per_node, c.plan.world_size), precision=case.workload.compute_dtype,
+            )
+            for c in shown
+        ]  # fmt: skip
+
+    def launch_lines(self) -> list[str]:
+        """One command line per plan with files; paths as the user will see them."""
+        from advisor.engines import launch_line
+
+        out = self.out or Path("advice")
+        return [launch_line(inp, out / f"plan-{i}") for i, inp in enumerate(self._inputs(), start=1)]
+
+    def write(self, folder: Path) -> list[str]:
+        """Write `plan-1/` and so on below a folder; names relative to it."""
+        from advisor.engines import write_plan
+
+        names: list[str] = []
+        for i, inp in enumerate(self._inputs(), start=1):
+            names += [f"plan-{i}/{name}" for name in write_plan(inp, folder / f"plan-{i}")]
+        return names

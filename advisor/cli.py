@@ -1,0 +1,217 @@
+"""Command line: parse, call the pipeline, print. No arithmetic."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from advisor.errors import AdvisorError
+from advisor.options import CAPTURES, OBJECTIVES, PRECISIONS
+
+_INTERRUPTED = 130
+
+
+class _Advise(click.Group):
+    """A group whose default command is `run`: `advise train.py` means `advise run train.py`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in {*self.commands, "--help", "-h", "--version"}:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_Advise, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}, no_args_is_help=True)
+@click.version_option(package_name="parallel-advisor", prog_name="advise")
+def cli() -> None:
+    r"""How to train a PyTorch model in parallel: a ranked plan with reasons, and files that run.
+
+    \b
+      advise train.py                                     plan for this machine's GPUs (or 8 x H100)
+      advise train.py --gpu a100-sxm-80gb --nodes 4 -- --batch-size 8
+      advise run --help                                   all options
+
+    SCRIPT is an unmodified training script, or a file that declares build_model() and make_batch(batch_size).
+    """
+
+
+def _options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def apply(function: Any) -> Any:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return apply
+
+
+_profile_options = _options(
+    click.option("--entry", metavar="NAME", help="Function that builds the model, where the script has several."),
+    click.option(
+        "--capture", type=click.Choice(CAPTURES), default="auto", show_default=True, help="Trace without a device, measure live, or both."
+    ),
+    click.option("--profile-timeout", type=float, default=300.0, show_default=True, metavar="S", help="Seconds the script may run for."),
+    click.option("--batch-size", type=int, metavar="N", help="Batch size given to make_batch()."),
+    click.option("-v", "--verbose", is_flag=True, help="Show what the script prints."),
+)
+_plan_options = _options(
+    click.option("--gpu", metavar="NAME", help="GPU of the catalogue, e.g. h100-sxm-80gb; `advise gpus` lists them."),
+    click.option("--gpus-per-node", type=int, metavar="N"),
+    click.option("--nodes", type=int, metavar="M"),
+    click.option("--intra", metavar="LINK", help="Link inside a node, e.g. nvlink-4, pcie-4."),
+    click.option("--inter", metavar="LINK", help="Network between nodes, e.g. ib-ndr-8x, ethernet-100."),
+    click.option("--cluster", metavar="FILE", help="TOML file of a cluster, e.g. from `advise measure`."),
+    click.option("--global-batch", type=int, metavar="N", help="Samples per optimizer step; default: the script's own on each GPU."),
+    click.option("--precision", type=click.Choice(PRECISIONS), help="Arithmetic of matrix products; default: the script's."),
+    click.option("--optimizer", metavar="NAME", help="adamw, sgd, lion, adafactor, ...; default: the script's."),
+    click.option("--objective", type=click.Choice(OBJECTIVES), default="throughput", show_default=True),
+    click.option(
+        "--max-memory-share", type=float, default=0.95, show_default=True, metavar="X", help="Share of GPU memory a plan may take."
+    ),
+    click.option("--calibration", metavar="FILE", help="Constants refitted on your runs by `advise calibrate`."),
+    click.option("--plans", type=int, default=3, show_default=True, metavar="K", help="Plans to write files for."),
+)
+_output_options = _options(
+    click.option(
+        "--out", default="advice", show_default=True, metavar="DIR", help="Where the advice is written; an older advice there is replaced."
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print report.json instead of the terminal report."),
+)
+
+
+@cli.command(name="run", context_settings={"ignore_unknown_options": False})
+@click.argument("script")
+@click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
+@_profile_options
+@_plan_options
+@_output_options
+def run(script: str, script_args: tuple[str, ...], out: str, as_json: bool, **options: Any) -> None:
+    """Profile SCRIPT, rank its parallel plans, write files that run. (The default command.)
+
+    Arguments after -- go to the script.
+    """
+    from advisor.pipeline import advise
+
+    with _progress() as progress:
+        report = advise(script, args=script_args, out=out, progress=progress, **options)
+    _show(report, as_json)
+
+
+@cli.command()
+@click.argument("script")
+@click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
+@_profile_options
+@click.option("-o", "--out", required=True, metavar="DIR", help="Folder for the profile.")
+def profile(script: str, script_args: tuple[str, ...], out: str, **options: Any) -> None:
+    """Look at one training step of SCRIPT and save it, to be planned elsewhere by `advise plan`."""
+    from advisor.pipeline import profile as take
+    from advisor.profiling.schema import save_profile
+
+    folder = Path(out)
+    _refuse_foreign(folder)
+    with _progress() as progress:
+        step = take(script, args=script_args, progress=progress, **options)
+    try:
+        save_profile(step, folder)
+    except OSError as error:
+        raise AdvisorError(f"{out} can't be written ({error.strerror}).", hint="Choose another folder with -o.") from error
+    click.echo(
+        f"{step.meta.model_class}: {step.meta.num_params:,} parameters, {len(step.operators):,} operators, {step.meta.source}; saved in {out}"
+    )
+
+
+@cli.command()
+@click.argument("profile_dir", metavar="PROFILE")
+@_plan_options
+@_output_options
+def plan(profile_dir: str, out: str, as_json: bool, **options: Any) -> None:
+    """Rank plans for a saved PROFILE; needs no torch, no GPU and no script."""
+    from advisor.pipeline import advise
+
+    if not Path(profile_dir).is_dir():
+        raise AdvisorError(f"{profile_dir} is not a folder.", hint="Make a profile with `advise profile SCRIPT -o DIR`.")
+    with _progress() as progress:
+        report = advise(profile_dir, out=out, progress=progress, **options)
+    _show(report, as_json)
+
+
+@cli.command()
+@click.argument("rule", required=False)
+def explain(rule: str | None) -> None:
+    """Say what a RULE means, why, and what holds of it; without RULE, list them."""
+    from advisor.rulebook import explain as text
+    from advisor.rulebook import load_rules
+
+    click.echo(text(rule) if rule else "\n".join(f"{r.id:42} {r.title}" for r in load_rules()))
+
+
+@cli.command()
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True)
+def gpus(name: str | None, as_json: bool) -> None:
+    """List the catalogue's GPUs, or one with the source of each figure."""
+    from cost_models import catalogue
+
+    try:
+        data: Any = catalogue.describe_gpu(name) if name else list(catalogue.gpu_names())
+    except ValueError as error:
+        raise AdvisorError(str(error)) from error
+    click.echo(json.dumps(data, indent=1, default=str) if as_json or name else "\n".join(data))
+
+
+def _show(report: Any, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=1))
+        return
+    from rich.console import Console
+
+    from advisor.report.terminal import render_terminal
+
+    render_terminal(report, Console(highlight=False, soft_wrap=False))
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "meta.json").is_file())):
+        raise AdvisorError(f"{folder} exists and is no profile.", hint="Choose another folder with -o.")
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """A spinner on stderr that names the stage; silent when stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("starting") as status:
+        yield status.update
+
+
+def main() -> None:
+    """Entry point: errors become one line and an exit code."""
+    try:
+        cli.main(standalone_mode=False)
+    except AdvisorError as error:
+        click.echo(f"advise: {error.message}", err=True)
+        if error.hint:
+            click.echo(f"  {error.hint}", err=True)
+        sys.exit(error.exit_code)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("advise: interrupted; nothing was written", err=True)
+        sys.exit(_INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""What a user may ask for; the same names on the command line (with dashes) and in Python (with underscores)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from advisor.errors import AdvisorError
+
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
+OBJECTIVES = ("throughput", "memory", "gpus")
+CAPTURES = ("auto", "traced", "live")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOptions:
+    """How the script is seen."""
+
+    entry: str | None = None  # build_model-like function, where a script has several
+    args: Sequence[str] = ()  # the script's own arguments
+    capture: str = "auto"
+    profile_timeout: float = 300.0  # seconds for everything that runs the user's code
+    batch_size: int | None = None  # for make_batch(batch_size)
+    verbose: bool = False  # show the script's own output
+
+    def __post_init__(self) -> None:
+        _one_of("capture", self.capture, CAPTURES)
+        _positive("profile-timeout", self.profile_timeout)
+        _positive("batch-size", self.batch_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What is planned for."""
+
+    gpu: str | None = None
+    gpus_per_node: int | None = None
+    nodes: int | None = None
+    intra: str | None = None
+    inter: str | None = None
+    cluster: str | None = None  # TOML file
+    global_batch: int | None = None  # samples per optimizer step
+    precision: str | None = None
+    optimizer: str | None = None
+    objective: str = "throughput"
+    max_memory_share: float = 0.95
+    calibration: str | None = None  # TOML file of `advise calibrate`
+    plans: int = 3  # plans to write files for
+
+    def __post_init__(self) -> None:
+        _one_of("objective", self.objective, OBJECTIVES)
+        if self.precision is not None:
+            _one_of("precision", self.precision, PRECISIONS)
+        for name in ("gpus_per_node", "nodes", "global_batch", "plans"):
+            _positive(name.replace("_", "-"), getattr(self, name))
+        if not 0 < self.max_memory_share <= 1:
+            raise AdvisorError(
+                f"--max-memory-share must be above 0 and at most 1, not {self.max_memory_share:g}.", hint="0.9 keeps a tenth free."
+            )
+
+
+def split_options(options: dict[str, Any]) -> tuple[ProfileOptions, PlanOptions]:
+    """Sort keyword options into the two groups.
+
+    Raises:
+        AdvisorError: an option that doesn't exist; names the nearest.
+    """
+    import difflib
+
+    seeing, planning = ({f.name for f in fields(kind)} for kind in (ProfileOptions, PlanOptions))
+    for name in options:
+        if name not in seeing | planning:
+            near = difflib.get_close_matches(name, seeing | planning, n=1)
+            raise AdvisorError(f"There is no option {name!r}.", hint=f"Did you mean {near[0]!r}?" if near else "See help(advisor.advise).")
+    return (
+        ProfileOptions(**{k: v for k, v in options.items() if k in seeing}),
+        PlanOptions(**{k: v for k, v in options.items() if k in planning}),
+    )
+
+
+def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise AdvisorError(f"--{name} is one of {', '.join(allowed)}, not {value!r}.")
+
+
+def _positive(name: str, value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise AdvisorError(f"--{name} must be above 0, not {value:g}.")

@@ -1,0 +1,208 @@
+"""Price all legal plans, keep the ones that fit, put them in order, and remember why the others are not there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import cost_models
+from advisor.search.reasons import reasons_against
+from advisor.search.space import Space, legal_plans
+from advisor.search.types import Candidate, Rejected, SearchResult
+from cost_models.types import Cluster, Estimates, FloatArray, IntArray, Plan, PlanTable, Workload
+
+OBJECTIVES = ("throughput", "memory", "gpus")
+#: Plans this close in predicted time are equal for us; the simpler one goes first.
+TIE_SHARE = 0.02
+#: Strategy families that a report must have a word on, in the order people try them.
+FAMILIES = ("DDP", "ZeRO-1", "ZeRO-2", "FSDP", "HSDP", "tensor parallel", "pipeline parallel", "tensor and pipeline parallel")
+_SCALARS = ("step_time_s", "low_s", "high_s", "peak_memory_bytes", "allocated_memory_bytes", "high_memory_bytes", "load_memory_bytes", "save_memory_bytes", "mfu")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is asked of a search."""
+
+    workload: Workload
+    cluster: Cluster
+    global_batch: int
+    objective: str = "throughput"
+    max_memory_share: float = 0.95  # of the device's memory that a plan's cautious estimate may take
+    calibration: cost_models.Calibration | None = None
+    space: Space = field(default_factory=Space)
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, not {self.objective!r}")
+        if self.global_batch < 1:
+            raise ValueError(f"the global batch must be at least 1, not {self.global_batch}")
+        if not 0 < self.max_memory_share <= 1:
+            raise ValueError(f"the share of memory must be in (0, 1], not {self.max_memory_share}")
+
+    @property
+    def available_bytes(self) -> float:
+        return self.cluster.device.memory_bytes * self.max_memory_share
+
+
+def search(request: Request, *, num_candidates: int = 10) -> SearchResult:
+    """Every legal plan priced; the best of each strategy, best first.
+
+    Args:
+        request: workload, cluster, batch and objective.
+        num_candidates: strategies to return at most.
+
+    Returns:
+        Candidates (empty when nothing fits) and one rejected plan per strategy family that has no candidate.
+    """
+    start = time.perf_counter()
+    plans = legal_plans(request.workload, request.cluster, global_batch=request.global_batch, space=request.space)
+    if not len(plans):
+        return SearchResult(candidates=(), rejected=_illegal(request), num_priced=0, search_time_s=time.perf_counter() - start)
+    prices = cost_models.estimate(request.workload, request.cluster, plans, request.calibration)
+    fits = prices.high_memory_bytes <= request.available_bytes
+    order = _order(plans, prices, fits, request.objective)
+    chosen = _distinct(plans, order, num_candidates)
+    candidates = tuple(_candidate(plans, prices, i) for i in chosen)
+    if candidates:
+        best = candidates[0]
+        candidates = tuple(_with_reasons(c, best, request) for c in candidates)
+    rejected = _rejected(plans, prices, fits, request)
+    elapsed = time.perf_counter() - start
+    return SearchResult(candidates=candidates, rejected=rejected, num_priced=len(plans), search_time_s=elapsed)
+
+
+def price(request: Request, plan: Plan) -> Candidate:
+    """One plan, priced whether it fits or not."""
+    table = PlanTable.from_plans([plan])
+    return _candidate(table, cost_models.estimate(request.workload, request.cluster, table, request.calibration), 0)
+
+
+def complexity(plans: PlanTable) -> IntArray:
+    """How much a plan asks of its user: sharding, offload, recomputation, tensors, stages. Decides between equal times."""
+    steps = np.select([plans.zero_stage == 0, plans.zero_stage == 3, plans.zero_stage == 1], [0, 2, 1], 2)
+    steps = steps + (plans.dp_replicate_degree > 1) * (plans.zero_stage == 3) + 4 * (plans.tp_degree > 1) + 6 * (plans.pp_degree > 1)
+    steps = steps + plans.recompute + 3 * plans.offload + (plans.virtual_stages > 1) + (plans.tp_degree > 8) * 2
+    return np.asarray(steps, np.int64)
+
+
+def family(plan: Plan) -> str:
+    """Strategy family of a plan, one of FAMILIES."""
+    if plan.tp_degree > 1 and plan.pp_degree > 1:
+        return FAMILIES[7]
+    if plan.tp_degree > 1:
+        return FAMILIES[5]
+    if plan.pp_degree > 1:
+        return FAMILIES[6]
+    if plan.zero_stage == 3 and plan.dp_replicate_degree > 1:
+        return "HSDP"
+    return ("DDP", "ZeRO-1", "ZeRO-2", "FSDP")[plan.zero_stage]
+
+
+def _families(plans: PlanTable) -> IntArray:
+    tp, pp = plans.tp_degree > 1, plans.pp_degree > 1
+    hybrid = (plans.zero_stage == 3) & (plans.dp_replicate_degree > 1)
+    return np.select([tp & pp, tp, pp, hybrid], [7, 5, 6, 4], plans.zero_stage).astype(np.int64)
+
+
+def _order(plans: PlanTable, prices: Estimates, fits: IntArray, objective: str) -> IntArray:
+    """Indices of fitting plans, best first; among near-equal times (or bytes) the simplest first."""
+    index = np.flatnonzero(fits)
+    if not len(index):
+        return index
+    value = prices.high_memory_bytes[index] if objective == "memory" else prices.step_time_s[index]
+    other = prices.step_time_s[index] if objective == "memory" else prices.high_memory_bytes[index]
+    order = np.lexsort((other, complexity(plans)[index], value))
+    near = order[value[order] <= value[order[0]] * (1 + TIE_SHARE)]
+    lead = near[np.lexsort((value[near], complexity(plans)[index][near]))][0]
+    return index[np.concatenate([[lead], order[order != lead]])]
+
+
+def _distinct(plans: PlanTable, order: IntArray, limit: int) -> list[int]:
+    """The best plan of each strategy: neighbours that differ in micro-batch, schedule or recomputation only are one strategy."""
+    key = np.stack([_families(plans), plans.tp_degree, plans.pp_degree, plans.offload, plans.zero_stage], axis=1)[order]
+    _, first = np.unique(key, axis=0, return_index=True)
+    chosen = [int(i) for i in order[np.sort(first)]]
+    seen: set[int] = set()
+    families = _families(plans)
+    leaders = [i for i in chosen if not (int(families[i]) in seen or seen.add(int(families[i])))]  # type: ignore[func-returns-value]
+    kept = sorted({*leaders, *chosen[:limit]}, key=chosen.index)
+    return kept[: max(limit, len(leaders))]
+
+
+def _candidate(plans: PlanTable, prices: Estimates, i: int) -> Candidate:
+    return Candidate(
+        plan=plans.plan(i),
+        estimate={name: float(getattr(prices, name)[i]) for name in _SCALARS},
+        breakdown_s=_row(prices.breakdown_s, i),
+        breakdown_bytes=_row(prices.breakdown_bytes, i),
+    )
+
+
+def _row(columns: Mapping[str, FloatArray], i: int) -> dict[str, float]:
+    return {name: float(values[i]) for name, values in columns.items()}
+
+
+def _with_reasons(candidate: Candidate, best: Candidate, request: Request) -> Candidate:
+    reasons = reasons_against(candidate, best, objective=request.objective, available_bytes=request.available_bytes)
+    return Candidate(
+        plan=candidate.plan, estimate=candidate.estimate, breakdown_s=candidate.breakdown_s,
+        breakdown_bytes=candidate.breakdown_bytes, reasons=reasons,
+    )  # fmt: skip
+
+
+def _rejected(plans: PlanTable, prices: Estimates, fits: IntArray, request: Request) -> tuple[Rejected, ...]:
+    """For each family without a fitting plan: the plan that comes closest, and how far it is over."""
+    families, out = _families(plans), []
+    for number, name in enumerate(FAMILIES):
+        index = np.flatnonzero(families == number)
+        if not len(index):
+            reason = _why_illegal(name, request)
+            if reason:
+                out.append(Rejected(plan=_example(name, request.cluster), reason=reason))
+        elif not fits[index].any():
+            i = int(index[np.argmin(prices.high_memory_bytes[index])])
+            out.append(_too_big(_candidate(plans, prices, i), request))
+    return tuple(out)
+
+
+def _too_big(candidate: Candidate, request: Request) -> Rejected:
+    needed, parts = candidate.estimate["high_memory_bytes"], candidate.breakdown_bytes
+    largest = max(parts, key=lambda name: parts[name])
+    reason = f"does not fit: {largest} alone take {parts[largest] / 2**30:.3g} GiB"
+    return Rejected(plan=candidate.plan, reason=reason, needed_bytes=needed, available_bytes=request.available_bytes)
+
+
+def _why_illegal(name: str, request: Request) -> str:
+    """Why a family has no legal plan at all; empty where it is pointless to say so (hybrid sharding in one node, one GPU)."""
+    workload, world = request.workload, request.cluster.num_gpus
+    if world == 1:
+        return ""
+    tensor, stages = "tensor" in name, "pipeline" in name
+    if tensor and not workload.can_tensor_parallel:
+        return "not possible: no column- and row-parallel pairs of linear layers in the repeated blocks"
+    if stages and not workload.can_pipeline:
+        return "not possible: the model is no chain of layers that hands on one tensor"
+    if tensor or stages:
+        return f"no legal degree: heads, layers and the global batch of {request.global_batch} don't divide over {world} GPUs"
+    if name == "HSDP":
+        return ""
+    return f"the global batch of {request.global_batch} does not divide over {world} data ranks"
+
+
+def _example(name: str, cluster: Cluster) -> Plan:
+    """A plan that stands for a family without legal plans."""
+    world = cluster.num_gpus
+    if "pipeline" in name:
+        return Plan(pp_degree=world, schedule="1f1b")
+    if "tensor" in name:
+        return Plan(tp_degree=world)
+    stage = {"DDP": 0, "ZeRO-1": 1, "ZeRO-2": 2}.get(name, 3)
+    return Plan(dp_shard_degree=world, zero_stage=stage) if stage else Plan(dp_replicate_degree=world)
+
+
+def _illegal(request: Request) -> tuple[Rejected, ...]:
+    reasons = ((name, _why_illegal(name, request)) for name in FAMILIES)
+    return tuple(Rejected(plan=_example(name, request.cluster), reason=reason) for name, reason in reasons if reason)

@@ -1,0 +1,71 @@
+"""Why a plan stands where it stands: the term that decides against it, or what carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from advisor.search.types import Candidate
+
+#: Parts of a step as people say them.
+TIME_WORDS: Mapping[str, str] = {
+    "compute": "compute on smaller or more pieces",
+    "host_overhead": "launch and host overhead",
+    "recompute": "recomputing activations",
+    "tp_communication": "tensor-parallel collectives",
+    "pipeline_bubble": "the pipeline bubble",
+    "pipeline_p2p": "sends between stages",
+    "dp_communication": "exposed gradient reduction",
+    "fsdp_communication": "exposed gathering and scattering of shards",
+    "optimizer": "the optimizer step",
+    "offload": "optimizer offload over the host link",
+    "data_loading": "copying inputs",
+    "fixed": "fixed time a step",
+}
+
+
+def seconds(value_s: float) -> str:
+    """Three significant digits in s or ms."""
+    return f"{value_s:.3g} s" if value_s >= 1 else f"{value_s * 1e3:.3g} ms"
+
+
+def reasons_against(candidate: Candidate, best: Candidate, *, objective: str, available_bytes: float) -> tuple[str, ...]:
+    """One to three short reasons, the binding one first. For the best plan itself: what makes it best."""
+    if candidate.plan == best.plan:
+        return _for_the_best(best, objective, available_bytes)
+    slower = candidate.estimate["step_time_s"] / best.estimate["step_time_s"] - 1
+    more_bytes = candidate.estimate["high_memory_bytes"] - best.estimate["high_memory_bytes"]
+    worse = {name: candidate.breakdown_s[name] - best.breakdown_s[name] for name in best.breakdown_s}
+    term = max(worse, key=lambda name: worse[name])
+    out = []
+    if objective == "memory":
+        out.append(f"{more_bytes / 2**30:+.3g} GiB a GPU; step {slower:+.0%}")
+    elif slower < 0:
+        out.append(f"{slower:+.1%}, within the tie of the first, but asks more of you")
+    elif slower < 0.005:
+        out.append("as fast; " + ("more memory" if more_bytes > 0 else "asks more of you"))
+    if worse[term] > 0 and slower >= 0.005:
+        out.append(f"{slower:+.0%}: {TIME_WORDS.get(term, term)}, {seconds(worse[term])} more")
+    bubble = candidate.breakdown_s.get("pipeline_bubble", 0.0) / candidate.estimate["step_time_s"]
+    if candidate.plan.pp_degree > 1 and bubble > 0.02:
+        out.append(f"bubble {bubble:.0%} at {candidate.plan.num_microbatches} micro-batches over {candidate.plan.pp_degree} stages")
+    if more_bytes < -(2**30) and objective != "memory":
+        out.append(f"frees {-more_bytes / 2**30:.3g} GiB a GPU")
+    return tuple(out) or ("slower in sum",)
+
+
+def _for_the_best(best: Candidate, objective: str, available_bytes: float) -> tuple[str, ...]:
+    step = best.estimate["step_time_s"]
+    useful = best.breakdown_s.get("compute", 0.0) / step
+    exposed = sum(
+        best.breakdown_s.get(name, 0.0) for name in ("tp_communication", "dp_communication", "fsdp_communication", "pipeline_p2p")
+    )
+    free = available_bytes - best.estimate["high_memory_bytes"]
+    first = {
+        "memory": f"the least memory of all legal plans: {best.estimate['high_memory_bytes'] / 2**30:.3g} GiB at most",
+        "gpus": "fits on the fewest GPUs",
+    }.get(objective, "fastest plan that fits")
+    return (
+        first,
+        f"compute {useful:.0%} and exposed communication {exposed / step:.0%} of the step",
+        f"{free / 2**30:.3g} GiB a GPU to spare",
+    )

@@ -1,0 +1,138 @@
+"""Sections of the report made from the stages' values: plain mappings with units in their names."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from advisor.options import PlanOptions
+from advisor.report.report import PlanEntry, RejectedEntry, ScalingPoint
+from advisor.search import Candidate, Request, SearchResult, Size
+
+if TYPE_CHECKING:
+    import cost_models
+    from advisor.profiling.schema import StepProfile
+    from cost_models.types import Cluster, Plan
+
+#: Parts of a step that are communication on the critical path.
+COMMUNICATION = ("tp_communication", "pipeline_p2p", "dp_communication", "fsdp_communication")
+
+
+def inputs_section(step: StepProfile, options: PlanOptions, global_batch: int) -> dict[str, Any]:
+    """What was asked, by which versions, when."""
+    asked = {k: v for k, v in dataclasses.asdict(options).items() if v is not None}
+    return {
+        "script": step.meta.script,
+        "entry": step.meta.entry,
+        "form": step.meta.form,
+        "options": asked,
+        "global_batch": global_batch,
+        "objective": options.objective,
+        "max_memory_share": options.max_memory_share,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"parallel-advisor": _version(), "python": platform.python_version(), **step.meta.versions},
+    }
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("parallel-advisor")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def profile_section(step: StepProfile) -> dict[str, Any]:
+    """Where the step's numbers come from."""
+    meta = step.meta
+    return {
+        "source": meta.source, "device": meta.device, "framework": meta.framework, "step_time_s": meta.step_time_s, "idle_s": meta.idle_s,
+        "peak_memory_bytes": meta.peak_memory_bytes, "saved_bytes": meta.saved_bytes, "accumulation": meta.accumulation,
+        "num_operators": len(step.operators), "flops": float(step.operators["flops"].sum()), "hazards": list(meta.hazards),
+    }  # fmt: skip
+
+
+def memory_section(alone: Candidate, step: StepProfile, cluster: Cluster) -> dict[str, Any]:
+    """Peak memory of the script as it is on one GPU, without any parallelism; parts sum to the peak."""
+    parts = {f"{name}_bytes": value for name, value in alone.breakdown_bytes.items()}
+    return {
+        "peak_memory_bytes": alone.estimate["peak_memory_bytes"], "high_memory_bytes": alone.estimate["high_memory_bytes"],
+        "load_memory_bytes": alone.estimate["load_memory_bytes"], "save_memory_bytes": alone.estimate["save_memory_bytes"],
+        "device_memory_bytes": cluster.device.memory_bytes, "micro_batch": alone.plan.micro_batch, "measured_bytes": step.meta.peak_memory_bytes,
+        "breakdown_bytes": dict(alone.breakdown_bytes), **parts,
+    }  # fmt: skip
+
+
+def plan_entries(request: Request, result: SearchResult, launch_lines: Sequence[str]) -> tuple[PlanEntry, ...]:
+    """Ranked plans; those with a launch line have a folder of files."""
+    return tuple(
+        PlanEntry(
+            rank=i,
+            label=c.plan.label(),
+            plan=plan_mapping(c.plan),
+            estimate=estimate_mapping(c, request),
+            reasons=c.reasons,
+            launch=launch_lines[i - 1] if i <= len(launch_lines) else "",
+            folder=f"plan-{i}" if i <= len(launch_lines) else "",
+        )
+        for i, c in enumerate(result.candidates, start=1)
+    )
+
+
+def plan_mapping(plan: Plan) -> dict[str, Any]:
+    """The fields of a plan, with its world size and global batch."""
+    return {**dataclasses.asdict(plan), "world_size": plan.world_size, "global_batch": plan.global_batch}
+
+
+def estimate_mapping(candidate: Candidate, request: Request) -> dict[str, Any]:
+    """Price of a plan, with rates that follow from it."""
+    step_s, workload = candidate.estimate["step_time_s"], request.workload
+    samples_per_s = candidate.plan.global_batch / step_s
+    exposed = sum(candidate.breakdown_s.get(name, 0.0) for name in COMMUNICATION)
+    return {
+        **candidate.estimate,
+        "samples_per_s": samples_per_s,
+        "tokens_per_s": samples_per_s * workload.tokens_per_sample if workload.sample_unit == "tokens" else None,
+        "communication_share": exposed / step_s,
+        "available_bytes": request.available_bytes,
+        "breakdown_s": dict(candidate.breakdown_s),
+        "breakdown_bytes": dict(candidate.breakdown_bytes),
+    }
+
+
+def rejected_entries(result: SearchResult) -> tuple[RejectedEntry, ...]:
+    """What can't be had, and why."""
+    return tuple(
+        RejectedEntry(
+            label=r.plan.label(), plan=plan_mapping(r.plan), reason=r.reason, needed_bytes=r.needed_bytes, available_bytes=r.available_bytes
+        )
+        for r in result.rejected
+    )
+
+
+def scaling_points(sizes: Sequence[Size]) -> tuple[ScalingPoint, ...]:
+    """The best plan of each cluster size, or how far the closest one is over."""
+    return tuple(_point(size) for size in sizes)
+
+
+def _point(size: Size) -> ScalingPoint:
+    if size.best is None:
+        closest = size.closest
+        over = (closest.needed_bytes or 0.0) - (closest.available_bytes or 0.0) if closest else None
+        return ScalingPoint(
+            num_gpus=size.num_gpus, label=closest.plan.label() if closest else "", step_time_s=None, low_s=None, high_s=None,
+            samples_per_s=None, peak_memory_bytes=closest.needed_bytes if closest else None, short_by_bytes=over,
+        )  # fmt: skip
+    price = size.best.estimate
+    return ScalingPoint(
+        num_gpus=size.num_gpus, label=size.best.plan.label(), step_time_s=price["step_time_s"], low_s=price["low_s"], high_s=price["high_s"],
+        samples_per_s=size.best.plan.global_batch / price["step_time_s"], peak_memory_bytes=price["peak_memory_bytes"], short_by_bytes=None,
+    )  # fmt: skip
+
+
+def accuracy_section(calibration: cost_models.Calibration | None) -> Mapping[str, Any]:
+    """How wrong the prices are, on measured runs that the fit had not seen."""
+    return dict(getattr(calibration, "accuracy", {}) or {})

@@ -1,0 +1,45 @@
+"""Device kernels that one operator launches on a GPU, where that differs from the one that a CPU trace shows.
+
+Counts are those of eager PyTorch 2.x with CUDA libraries, read from its native CUDA sources (a kernel per pass; sorts and
+compactions launch several). They feed the launch-overhead term, where an error of one kernel in ten does not matter.
+"""
+
+from __future__ import annotations
+
+#: Kernels per call; names without "aten." and trailing underscores. Everything else: what the profile says (1).
+NUM_KERNELS = {
+    "convolution_backward": 2.0,  # input and weight gradients
+    "native_layer_norm_backward": 3.0,  # input gradient, then weight and bias in two passes
+    "_fused_rms_norm_backward": 2.0,
+    "native_group_norm": 3.0,
+    "native_group_norm_backward": 5.0,
+    "embedding_dense_backward": 6.0,  # sort of the indices, segment offsets, accumulation
+    "_scaled_dot_product_flash_attention_backward": 3.0,  # row sums, gradients, conversion of the query gradient
+    "_scaled_dot_product_flash_attention_for_cpu_backward": 3.0,
+    "_scaled_dot_product_efficient_attention_backward": 3.0,
+    "_scaled_dot_product_cudnn_attention_backward": 3.0,
+    "nll_loss_backward": 2.0,  # zeros, then scatter
+    "topk": 4.0,
+    "sort": 4.0,
+    "nonzero": 4.0,
+    "index_put": 6.0,
+    "cumsum": 2.0,
+    "randperm": 4.0,
+}
+#: cuDNN runs a recurrent layer as one or two kernels per time step, with the gates fused in.
+KERNELS_PER_TIME_STEP = 2.0
+#: Modules that cuDNN runs as a whole; a CPU trace shows their gates one by one.
+FUSED_RECURRENT_CLASSES = ("LSTM", "GRU", "RNN")
+
+
+def gpu_kernels(name: str, traced: float, module_class: str) -> float:
+    """Kernels launched by one call of an operator.
+
+    Args:
+        name: operator without "aten.".
+        traced: what the profile says.
+        module_class: class of the module that called it.
+    """
+    if module_class in FUSED_RECURRENT_CLASSES:
+        return 0.0 if name not in ("mm", "addmm", "linear") else 1.0
+    return max(NUM_KERNELS.get(name.rstrip("_"), 1.0), traced)

@@ -1,0 +1,116 @@
+"""Calibration: constants that physics doesn't give, fitted on measured runs, with the data they came from and their error.
+
+A constant of a run is generic value x runtime's factor x GPU family's factor; an unknown runtime or family has factor 1.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cost_models.types import FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Fitted constants; `constants` documents each by its name (units as everywhere: `_s`, `_share`, `_bytes`)."""
+
+    name: str
+    constants: Mapping[str, float]  # generic values
+    by_runtime: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # runtime -> constant -> factor
+    by_family: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # GPU family -> constant -> factor
+    memory: Mapping[str, Any] = field(default_factory=dict)  # constants of the memory model
+    interval: Mapping[str, float] = field(default_factory=dict)  # known_runtime_factor, unknown_runtime_factor: x or / this holds 80%
+    data: Mapping[str, Any] = field(default_factory=dict)  # what it was fitted on
+    error: Mapping[str, Any] = field(default_factory=dict)  # held-out error
+
+    def value(self, constant: str, runtime: str = "", family: str = "") -> float:
+        """One constant for a runtime on a GPU family."""
+        own = self.by_runtime.get(runtime, {}).get(constant, 1.0) * self.by_family.get(family, {}).get(constant, 1.0)
+        return self.constants[constant] * own
+
+    def table(self, pairs: Sequence[tuple[str, str]]) -> dict[str, FloatArray]:
+        """Every constant for each (runtime, family) pair, as arrays of len(pairs)."""
+        return {name: np.array([self.value(name, r, f) for r, f in pairs]) for name in self.constants}
+
+
+def load_calibration(path: str | Path | None = None) -> Calibration:
+    """Read a calibration file; without a path the one shipped with the package.
+
+    Args:
+        path: TOML file as `advise calibrate` writes it. Constants it doesn't name keep the shipped values.
+
+    Raises:
+        ValueError: the file is no calibration, or names a constant that doesn't exist.
+    """
+    shipped = _shipped()
+    if path is None:
+        return shipped
+    try:
+        data = tomllib.loads(Path(path).read_text(encoding="utf8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{path} is not a calibration file: {error}") from error
+    own = _from_toml(data, str(path))
+    unknown = sorted(set(own.constants) - set(shipped.constants))
+    if unknown:
+        raise ValueError(f"{path} names constants that the cost model does not have: {', '.join(unknown)}")
+    return Calibration(
+        name=own.name, constants={**shipped.constants, **own.constants}, by_runtime={**shipped.by_runtime, **own.by_runtime},
+        by_family={**shipped.by_family, **own.by_family}, memory={**shipped.memory, **own.memory},
+        interval={**shipped.interval, **own.interval}, data=own.data or shipped.data, error=own.error or shipped.error,
+    )  # fmt: skip
+
+
+def calibration_toml(calibration: Calibration) -> str:
+    """The text of a calibration file."""
+    lines = [f"name = {_toml(calibration.name)}", ""]
+    for section in ("data", "error", "interval", "constants"):
+        lines += _section(section, getattr(calibration, section))
+    for section in ("by_runtime", "by_family"):
+        for key, values in sorted(getattr(calibration, section).items()):
+            lines += _section(f'{section}."{key}"', values)
+    lines += _section("memory", calibration.memory)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+@functools.cache
+def _shipped() -> Calibration:
+    text = (resources.files("cost_models") / "calibration" / "default.toml").read_text(encoding="utf8")
+    return _from_toml(tomllib.loads(text), "default.toml")
+
+
+def _from_toml(data: Mapping[str, Any], where: str) -> Calibration:
+    constants = data.get("constants", {})
+    factors = [v for group in ("by_runtime", "by_family") for values in data.get(group, {}).values() for v in values.values()]
+    for value in [*constants.values(), *factors]:
+        if not isinstance(value, int | float) or not np.isfinite(value) or value < 0:
+            raise ValueError(f"{where}: {value!r} is not a constant (a finite number, 0 or more)")
+    return Calibration(
+        name=str(data.get("name", where)), constants=constants, by_runtime=data.get("by_runtime", {}), by_family=data.get("by_family", {}),
+        memory=data.get("memory", {}), interval=data.get("interval", {}), data=data.get("data", {}), error=data.get("error", {}),
+    )  # fmt: skip
+
+
+def _section(title: str, values: Mapping[str, Any]) -> list[str]:
+    if not values:
+        return []
+    return [f"[{title}]", *(f"{key} = {_toml(value)}" for key, value in values.items()), ""]
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | np.integer):
+        return str(int(value))
+    if isinstance(value, float | np.floating):
+        return f"{float(value):.6g}" if float(value) % 1 or abs(float(value)) >= 1e6 else f"{float(value):.1f}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'

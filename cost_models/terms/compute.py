@@ -1,0 +1,201 @@
+"""Device seconds of operators: matrix products, convolutions and attention on a roofline, everything else by its bytes.
+
+    seconds = max(flops / (peak x share x saturation x fill^w), bytes / (memory rate x share))
+
+`saturation` = 1 / ((1 + c_m/m)(1 + c_n/n)(1 + c_k/k)) lowers the rate of products with a short side; `fill` is the filled part
+of the last wave of 128 x 128 tiles. Shares and c are calibrated per GPU family. Ignored: layout (NN, NT, TN), L2 reuse, clocks.
+Backward fused attention does 2.5 times the forward work (it recomputes scores: 5 products instead of 2; Dao 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from cost_models.calibrate_io import Calibration, load_calibration
+from cost_models.types import BATCH_DIMS, OP_CLASSES, PHASES, PRICING_KINDS, TP_SPLITS, Device, FloatArray, IntArray, OpTable
+
+GEMM, CONVOLUTION, ATTENTION, MEMORY = (PRICING_KINDS.index(k) for k in ("gemm", "convolution", "attention", "memory"))
+FORWARD, BACKWARD, OPTIMIZER = (PHASES.index(p) for p in ("forward", "backward", "optimizer"))
+ATTENTION_CLASS = OP_CLASSES.index("attention")
+#: Classes of achieved rate: constant that gives the share of the peak.
+RATES = ("gemm", "low", "expert", "expert_low", "convolution", "attention", "batched", "memory")
+TILE = 128.0
+FLASH_BACKWARD_FACTOR = 2.5
+_ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpShapes:
+    """Operators at the sizes one device executes; all arrays of equal length. Independent of the calibration."""
+
+    flops: FloatArray
+    m: FloatArray  # inf where saturation does not apply
+    n: FloatArray
+    k: FloatArray
+    wave_fill: FloatArray  # 0..1
+    moved_bytes: FloatArray
+    peak_flops_per_s: FloatArray
+    memory_bytes_per_s: FloatArray
+    rate: IntArray  # index into RATES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """What divides the operators of a cell, one value per operator (or broadcast)."""
+
+    samples: FloatArray  # samples per forward pass over context degree
+    tp_degree: FloatArray
+    ep_degree: FloatArray
+    sequence_parallel: FloatArray  # 0 or 1
+
+
+def peak_flops_per_s(device: Device, dtype: str, *, convolution: bool = False) -> float:
+    """Dense peak of a device for a dtype, with what the framework falls back to where the hardware lacks it.
+
+    PyTorch runs fp32 convolutions in TF32 by default (torch.backends.cudnn.allow_tf32), fp32 products not.
+
+    Raises:
+        ValueError: the device has no rate that could serve.
+    """
+    peaks = device.peak_flops_per_s
+    if convolution and dtype == "fp32":
+        dtype = "tf32"
+    if dtype == "fp4" and "fp4" not in peaks and "fp8" in peaks:
+        return 1.7 * peaks["fp8"]
+    for name in {"fp4": ("fp4", "fp8", "bf16", "fp16"), "fp8": ("fp8", "bf16", "fp16"), "bf16": ("bf16",), "fp16": ("fp16",)}.get(
+        dtype, (dtype,)
+    ):
+        if name in peaks:
+            return peaks[name]
+    if "fp32" in peaks:
+        return peaks["fp32"]
+    raise ValueError(f"{device.name} has no peak rate for {dtype}")
+
+
+def device_shapes(
+    ops: OpTable, split: Split, *, peaks: tuple[FloatArray, FloatArray], memory_bytes_per_s: FloatArray, num_sms: FloatArray,
+    element_bytes: FloatArray, low_precision: IntArray, expert: IntArray,
+) -> OpShapes:  # fmt: skip
+    """Operators as one device executes them: micro-batch multiplied in, tensor and expert parallelism divided out.
+
+    Args:
+        ops: operators of one sample.
+        split: samples and degrees per operator.
+        peaks: peak rates of products and of convolutions, per operator.
+        memory_bytes_per_s: device memory rate per operator.
+        num_sms: multiprocessors per operator.
+        element_bytes: bytes per element of the matrix products.
+        low_precision: 1 where the product runs in the low precision of the workload (fp8, fp4).
+        expert: 1 where the product is a bank of experts, one independent product each.
+    """
+    grow = {name: np.where(ops.batch_dim == i, split.samples, 1.0) for i, name in enumerate(BATCH_DIMS) if name != "none"}
+    cut = {name: np.where(ops.tp_split == i, split.tp_degree, 1.0) for i, name in enumerate(TP_SPLITS) if name in ("m", "n", "k", "batch")}
+    experts = np.where(expert > 0, np.minimum(split.ep_degree, np.maximum(ops.batch, 1.0)), 1.0)
+    token_side = {name: np.where(ops.batch_dim == BATCH_DIMS.index(name), experts, 1.0) for name in ("m", "n", "k")}
+    m, n, k = (np.maximum(getattr(ops, d) * grow[d] * token_side[d] / cut[d], 1.0) for d in ("m", "n", "k"))
+    batch = np.maximum(ops.batch * grow["batch"] / (cut["batch"] * experts), 1.0)
+    is_gemm, is_conv = ops.kind == GEMM, ops.kind == CONVOLUTION
+    is_attention = ops.kind == ATTENTION
+    factor = np.where(
+        is_attention, np.where(ops.phase == BACKWARD, 4.0 * FLASH_BACKWARD_FACTOR, 4.0), np.where(is_gemm | is_conv, 2.0, 0.0)
+    )
+    flops = factor * m * n * k * batch * ops.work_share
+    batched = is_gemm & (ops.op_class == ATTENTION_CLASS)
+    saturates = (is_gemm & ~batched) | is_conv
+    tiles = np.ceil(m / TILE) * np.ceil(n / TILE) * batch
+    waves = tiles / num_sms
+    return OpShapes(
+        flops=flops, m=np.where(saturates, m, np.inf), n=np.where(saturates, n, np.inf), k=np.where(saturates, k, np.inf),
+        wave_fill=np.where(saturates, waves / np.ceil(waves), 1.0),
+        moved_bytes=np.where(is_gemm, element_bytes * batch * (m * k + k * n + m * n), _bytes(ops, split)),
+        peak_flops_per_s=np.where(is_conv, peaks[1], peaks[0]), memory_bytes_per_s=memory_bytes_per_s + np.zeros(len(ops)),
+        rate=_rate_class(is_gemm, is_conv, is_attention, batched, low_precision, expert),
+    )  # fmt: skip
+
+
+def _bytes(ops: OpTable, split: Split) -> FloatArray:
+    """Bytes of operators priced by traffic: activations between split weights are divided, the rest only with sequence parallelism."""
+    inner = (ops.tp_split != TP_SPLITS.index("none")) & (ops.tp_split != TP_SPLITS.index("sequence"))
+    sequence = (ops.tp_split == TP_SPLITS.index("sequence")) & (split.sequence_parallel > 0)
+    divisor = np.where(inner | sequence, split.tp_degree, 1.0)
+    return ops.bytes_per_sample * split.samples / divisor + ops.bytes_fixed / np.where(inner, split.tp_degree, 1.0)  # type: ignore[no-any-return]
+
+
+def _rate_class(
+    is_gemm: np.ndarray, is_conv: np.ndarray, is_attention: np.ndarray, batched: np.ndarray, low: IntArray, expert: IntArray
+) -> IntArray:
+    plain = np.where(low > 0, RATES.index("low"), RATES.index("gemm"))
+    product = np.where(expert > 0, np.where(low > 0, RATES.index("expert_low"), RATES.index("expert")), plain)
+    product = np.where(batched, RATES.index("batched"), product)
+    other = np.where(is_conv, RATES.index("convolution"), np.where(is_attention, RATES.index("attention"), RATES.index("memory")))
+    return np.where(is_gemm, product, other).astype(np.int64)
+
+
+def rate_table(constants: Mapping[str, FloatArray]) -> FloatArray:
+    """Achieved share of the peak per (pair of runtime and family, RATES), from the constants of the pairs."""
+    gemm, low = constants["gemm_rate_share"], constants["low_precision_rate_share"]
+    imbalance = constants["expert_imbalance"]
+    columns = (gemm, gemm * low, gemm / imbalance, gemm * low / imbalance, constants["convolution_rate_share"],
+               constants["attention_rate_share"], constants["batched_rate_share"], np.ones_like(gemm))  # fmt: skip
+    return np.stack(columns, axis=1)
+
+
+def shape_seconds(shapes: OpShapes, constants: Mapping[str, FloatArray], pair: IntArray) -> FloatArray:
+    """Device seconds per operator.
+
+    Args:
+        shapes: operators as executed.
+        constants: calibration constants, one value per pair of runtime and GPU family.
+        pair: index of each operator's pair.
+    """
+
+    def of(name: str) -> FloatArray | float:
+        values = constants[name]
+        return float(values[0]) if len(values) == 1 else values[pair]  # type: ignore[no-any-return]
+
+    share = rate_table(constants).ravel()[pair * len(RATES) + shapes.rate]
+    short = (1.0 + of("gemm_half_m") / shapes.m) * (1.0 + of("gemm_half_n") / shapes.n) * (1.0 + of("gemm_half_k") / shapes.k)
+    fill = np.exp(of("wave_exponent") * np.log(shapes.wave_fill))
+    compute_s = shapes.flops * short / (shapes.peak_flops_per_s * share * fill)
+    return np.maximum(compute_s, shapes.moved_bytes / (shapes.memory_bytes_per_s * of("memory_rate_share")))  # type: ignore[no-any-return]
+
+
+def op_seconds(
+    ops: OpTable, device: Device, *, micro_batch: float = 1, compute_dtype: str = "bf16", calibration: Calibration | None = None,
+    tp_degree: int = 1,
+) -> FloatArray:  # fmt: skip
+    """Modelled device seconds of each operator of one forward and backward pass on one device.
+
+    Args:
+        ops: operators of one sample.
+        device: the accelerator.
+        micro_batch: samples in the pass.
+        compute_dtype: dtype of the matrix products: fp32, tf32, fp16, bf16, fp8.
+        calibration: constants; the shipped ones by default.
+        tp_degree: tensor-parallel degree the operators are divided by (without sequence parallelism).
+
+    Raises:
+        ValueError: unknown dtype, or a size that isn't positive.
+    """
+    if compute_dtype not in _ELEMENT_BYTES:
+        raise ValueError(f"unknown dtype {compute_dtype!r}; known: {', '.join(_ELEMENT_BYTES)}")
+    if micro_batch <= 0 or tp_degree < 1:
+        raise ValueError(f"micro_batch {micro_batch} and tp_degree {tp_degree} must be positive")
+    n = len(ops)
+    calibration = calibration or load_calibration()
+    constants = calibration.table([("", device.family)])
+    low = np.full(n, int(compute_dtype in ("fp8", "fp4")), dtype=np.int64)
+    ones = np.ones(n)
+    shapes = device_shapes(
+        ops, Split(samples=ones * micro_batch, tp_degree=ones * tp_degree, ep_degree=ones, sequence_parallel=0.0 * ones),
+        peaks=(ones * peak_flops_per_s(device, compute_dtype), ones * peak_flops_per_s(device, compute_dtype, convolution=True)),
+        memory_bytes_per_s=ones * device.memory_bytes_per_s, num_sms=ones * device.num_multiprocessors,
+        element_bytes=ones * _ELEMENT_BYTES[compute_dtype], low_precision=low, expert=np.zeros(n, dtype=np.int64),
+    )  # fmt: skip
+    return shape_seconds(shapes, constants, np.zeros(n, dtype=np.int64))
+
+
+TERMS = (shape_seconds,)

@@ -1,0 +1,126 @@
+"""What plans of one workload share: sums per (pipeline degree, tensor degree, ..., runtime), priced once and gathered per plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from cost_models.terms.memory_stages import STAGE_COLUMNS, StageTable, stage_table
+from cost_models.terms.memory_traits import MemoryTraits, memory_traits
+from cost_models.types import FloatArray, IntArray, PlanTable, Workload
+
+_TRAIT_COLUMNS = (
+    "bucket_copies", "comm_buffer_bytes", "gathered_units", "unit_grad_bytes", "zero2_gathers", "autocast_copies", "keeps_gradients",
+    "step_copies", "carried_logits_share", "boundary_copies", "offloads_parameters", "builds_on_host", "saves_gathered",
+)  # fmt: skip
+_STATE_COLUMNS = ("param_bytes", "grad_bytes", "master_bytes", "state_bytes", "sharded_grad_bytes", "compute_bytes")
+#: Columns of a cell: parameters on the rank before data-parallel sharding, bytes per sample, and the runtime's traits.
+CELL_COLUMNS = (
+    "params", "experts", "trainable", "trainable_experts", "kept", "again", "temporary", "logits", "boundary",
+    "unit", "unit_trainable", "root", "stage", "is_first", *_STATE_COLUMNS, *_TRAIT_COLUMNS,
+)  # fmt: skip
+_KEY = ("pp_degree", "tp_degree", "cp_degree", "ep_degree", "sequence_parallel", "recompute", "runtime")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cells:
+    """Cells of a plan table."""
+
+    code: IntArray  # cell of each plan
+    sums: list[FloatArray]  # one (cells, CELL_COLUMNS) array per candidate stage; cells with fewer candidates repeat their last
+    candidates: IntArray  # candidate stages of each cell
+
+    @property
+    def num_candidates(self) -> int:
+        return len(self.sums)
+
+
+def make_cells(workload: Workload, plans: PlanTable, *, rank: str = "fullest") -> Cells:
+    """Group plans into cells and price those."""
+    code, first = _group(plans)
+    keys = plans.take(first)
+    traits = [memory_traits(name) for name in plans.runtime_names]
+    tables = {
+        (pp, split): stage_table(workload, pp, by_params=split == "cost", rank=rank)
+        for pp, split in {(int(p), traits[int(r)].stage_split) for p, r in zip(keys.pp_degree, keys.runtime, strict=True)}
+    }
+    own = [tables[int(p), traits[int(r)].stage_split] for p, r in zip(keys.pp_degree, keys.runtime, strict=True)]
+    counts = np.array([len(t.index) for t in own], dtype=np.int64) if own else np.zeros(0, np.int64)
+    most = int(counts.max()) if len(counts) else 1
+    sums = [_price(workload, keys, traits, own, candidate) for candidate in range(most)]
+    return Cells(code=code, sums=sums, candidates=counts)
+
+
+def _group(plans: PlanTable) -> tuple[IntArray, IntArray]:
+    """Cell of each plan and one plan of each cell, without sorting the plans."""
+    code = np.zeros(len(plans), dtype=np.int64)
+    first = np.zeros(min(len(plans), 1), dtype=np.int64)
+    size = 1
+    for name in _KEY:
+        column = getattr(plans, name)
+        values = np.flatnonzero(np.bincount(column)) if len(column) else np.zeros(1, np.int64)
+        if len(values) == 1:
+            continue
+        lookup = np.zeros(int(values[-1]) + 1, dtype=np.int64)
+        lookup[values] = np.arange(len(values))
+        code = code * len(values) + lookup[column]
+        size *= len(values)
+        seen = np.bincount(code, minlength=size) > 0
+        code = (np.cumsum(seen) - 1)[code]
+        size = int(seen.sum())
+        first = np.zeros(size, dtype=np.int64)
+        first[code] = np.arange(len(code))
+    return code, first
+
+
+def _price(workload: Workload, keys: PlanTable, traits: list[MemoryTraits], tables: list[StageTable], candidate: int) -> FloatArray:
+    """Cell columns of one candidate stage."""
+    if not len(keys):
+        return np.zeros((0, len(CELL_COLUMNS)))
+    which = [min(candidate, len(t.index) - 1) for t in tables]
+    raw = np.array([t.sums[int(mode), i] for t, mode, i in zip(tables, keys.recompute, which, strict=True)])
+    s = dict(zip(STAGE_COLUMNS, raw.T, strict=True))
+    tp, cp = keys.tp_degree.astype(np.float64), keys.cp_degree.astype(np.float64)
+    outer = np.where(keys.sequence_parallel > 0, tp, 1.0)
+    expert_cut = tp * keys.ep_degree
+    trait = {name: np.array([float(getattr(traits[int(r)], name)) for r in keys.runtime]) for name in (*_TRAIT_COLUMNS, "vocab_parallel")}
+
+    def per_sample(prefix: str) -> FloatArray:
+        return (s[f"{prefix}_inner"] / tp + s[f"{prefix}_sequence"] / outer + s[f"{prefix}_other"]) / cp  # type: ignore[no-any-return]
+
+    unit = s["unit_plain"] + s["unit_tp"] / tp + s["unit_expert"] / expert_cut
+    experts = s["params_expert"] / expert_cut
+    trainable_experts = s["trainable_expert"] / expert_cut
+    columns = {
+        "params": s["params_plain"] + s["params_tp"] / tp + experts, "experts": experts,
+        "trainable": s["trainable_plain"] + s["trainable_tp"] / tp + trainable_experts, "trainable_experts": trainable_experts,
+        "kept": per_sample("kept"), "again": per_sample("again"), "temporary": per_sample("temporary"),
+        "logits": s["is_last"] * workload.logits_bytes / (cp * np.where(trait["vocab_parallel"] > 0, tp, 1.0)),
+        "boundary": s["boundary"] / (cp * 1.0), "unit": unit, "unit_trainable": unit * s["unit_trainable_share"],
+        "root": s["root_plain"] + s["root_tp"] / tp, "is_first": s["is_first"],
+        "stage": np.array([t.index[i] for t, i in zip(tables, which, strict=True)]),
+    }  # fmt: skip
+    columns |= _state_columns(workload, keys, traits) | {name: trait[name] for name in _TRAIT_COLUMNS}
+    return np.stack([columns[name] for name in CELL_COLUMNS], axis=1)
+
+
+def _state_columns(workload: Workload, keys: PlanTable, traits: list[MemoryTraits]) -> dict[str, FloatArray]:
+    """Bytes per parameter: the runtime's where it trains in 16 bits its own way, else those of the script."""
+    low = workload.compute_dtype not in {"fp32", "tf32"}
+    own = {
+        f.name: float(getattr(workload, f.name))
+        for f in dataclasses.fields(workload)
+        if f.name in {"param_bytes", "grad_bytes", "master_bytes"}
+    }
+    out: dict[str, FloatArray] = {}
+    for name, value in own.items():
+        theirs = [getattr(t, name) for t in traits]
+        table = np.array([value if v is None or not low else v for v in theirs], dtype=np.float64)
+        out[name] = table[keys.runtime]
+    fills = np.ones(len(keys))
+    out["state_bytes"] = fills * workload.optimizer.state_bytes_per_param
+    out["sharded_grad_bytes"] = np.array([t.sharded_grad_bytes if low else 0.0 for t in traits])[keys.runtime]
+    out["compute_bytes"] = np.minimum(fills * (2.0 if low else 4.0), out["param_bytes"])
+    return out

@@ -1,0 +1,110 @@
+"""What each runtime keeps in device memory, read from `runtimes/<name>.memory.toml`, and the constants fitted for all.
+
+A trait is a fact about a runtime's code; a constant is a number fitted on measured runs. A runtime without a file gets the traits of
+`GENERIC_RUNTIME`, i.e. of plain PyTorch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+GIB = 2.0**30
+GENERIC_RUNTIME = "torch"
+_SUFFIX = ".memory.toml"
+#: How a runtime cuts blocks into pipeline stages: equally, or closing a stage once its share of the cost is reached.
+STAGE_SPLITS = ("even", "cost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryTraits:
+    """One runtime's habits. "Per parameter" means per parameter on the rank, before data-parallel sharding."""
+
+    name: str = GENERIC_RUNTIME
+    param_bytes: float | None = None  # working copy per parameter in 16-bit training; None: as the workload's own script has it
+    grad_bytes: float | None = None  # lasting gradient, likewise
+    master_bytes: float | None = None  # fp32 master copy, likewise
+    sharded_grad_bytes: float = 0.0  # fp32 gradients that are sharded with the optimizer states (ZeRO stage 1 and up)
+    bucket_copies: float = 0.0  # reduction buckets that the gradients do not share, as a multiple of the gradients
+    comm_buffer_bytes: float = 0.0  # fixed reduce and gather buffers of sharded optimizers, at most 4 bytes per parameter
+    gathered_units: float = 2.0  # layers whose whole parameters are on the device at once under stage 3
+    unit_grad_bytes: float = 6.0  # per parameter of one layer: gradient not yet reduced and its reduction buffer
+    zero2_gathers: bool = False  # stage 2 keeps sharded parameters and a gathered working copy (FSDP without resharding)
+    autocast_copies: bool = False  # weights are cast inside autocast; the 16-bit copies live until the backward pass is over
+    keeps_gradients: bool = True  # gradients live through forward (main-gradient buffers); False: freed by zero_grad
+    step_copies: float = 0.0  # temporaries of the optimizer step, as a multiple of the sharded parameters (foreach optimizers)
+    vocab_parallel: bool = True  # tensor parallelism divides logits and loss
+    carried_logits_share: float = 0.0  # of a micro-batch's logits, still referenced when the next one peaks
+    boundary_copies: float = 0.0  # a stage's outputs kept whole until their backward, as multiples (pipelines only)
+    stage_split: str = "even"
+    offloads_parameters: bool = False  # optimizer offload also moves sharded parameters and gradients to the host
+    builds_on_host: bool = True  # each rank builds the whole model in host memory before it is sharded
+    saves_gathered: bool = False  # a checkpoint gathers the whole 16-bit model on each device
+    # activations of a transformer block (cost_models.transformer_memory)
+    saves_gate: bool = True  # a gated MLP keeps the activation's output beside its input
+    norm_bytes: float = 0.0  # extra bytes per hidden element kept by unfused norms
+    logit_bytes: float = 6.0  # bytes alive per logit at the loss
+    fused_logit_bytes: float = 6.0  # the same where the loss is compiled, fused or chunked
+    selective: str = "attention"  # "attention": all but the inside of attention is kept; "matmul": every second product is kept
+    async_tp_gathers: bool = False  # gathered tensor-parallel inputs may outlive their layer
+
+    def __post_init__(self) -> None:
+        if self.stage_split not in STAGE_SPLITS:
+            raise ValueError(f'runtime {self.name}: stage_split is "{self.stage_split}", not one of {", ".join(STAGE_SPLITS)}')
+        if self.selective not in {"attention", "matmul"}:
+            raise ValueError(f'runtime {self.name}: selective is "{self.selective}", not "attention" or "matmul"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConstants:
+    """Numbers that code reading does not give; the shipped values are fitted on measured runs (see the accuracy tests)."""
+
+    activation_scale: float = 1.0  # multiple of the structural count of saved bytes
+    floor_bytes: float = 0.1 * GIB  # always allocated: cuBLAS workspace, position tables, scalars
+    reserved_factor: float = 1.13  # reserved / allocated: fragmentation and rounding of the caching allocator
+    context_bytes: float = 0.9 * GIB  # CUDA context and libraries, outside the allocator
+    group_bytes: float = 0.5 * GIB  # communication buffers per process group that spans more than one rank
+    high_factor: float = 1.17  # cautious upper end: covers 95% of unseen runs
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> MemoryConstants:
+        """Constants of a calibration's `memory` table; what it does not name keeps the shipped value.
+
+        Raises:
+            ValueError: a name that is no constant of the memory model, or a value that is no finite number.
+        """
+        known = {f.name for f in dataclasses.fields(cls)}
+        for name, value in values.items():
+            if name not in known:
+                raise ValueError(f'unknown memory constant "{name}"; known: {", ".join(sorted(known))}')
+            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+                raise ValueError(f"memory constant {name} is {value!r}, not a finite number of 0 or more")
+        return cls(**{name: float(value) for name, value in values.items()})
+
+
+def runtime_names() -> tuple[str, ...]:
+    """Runtimes with a memory file."""
+    folder = resources.files("cost_models") / "runtimes"
+    return tuple(sorted(f.name.removesuffix(_SUFFIX) for f in folder.iterdir() if f.name.endswith(_SUFFIX)))
+
+
+@functools.cache
+def memory_traits(runtime: str) -> MemoryTraits:
+    """Traits of a runtime by name; those of plain PyTorch where the runtime has no file.
+
+    Raises:
+        ValueError: the runtime's file has an unknown field or value.
+    """
+    name = runtime if runtime in runtime_names() else GENERIC_RUNTIME
+    text = (resources.files("cost_models") / "runtimes" / f"{name}{_SUFFIX}").read_text(encoding="utf8")
+    table = tomllib.loads(text).get("memory", {})
+    known = {f.name for f in dataclasses.fields(MemoryTraits)} - {"name"}
+    for unknown in table.keys() - known:
+        raise ValueError(f'runtime {name}: unknown memory trait "{unknown}"; known: {", ".join(sorted(known))}')
+    return MemoryTraits(name=name, **table)

@@ -1,0 +1,81 @@
+"""Runtime: what a training framework does about overlap, buckets, accumulation, fusion, recomputation and pipelines, as data.
+
+One file per runtime in `runtimes/`. Traits are read from a framework's code or documentation; what is only fitted lives in the
+calibration. Quirks are conditions seen in one framework's published runs; they are off for all others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+PIPELINE_CUTS = ("even", "balanced", "greedy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """Traits of one runtime. Shares and flags are 0..1."""
+
+    name: str
+    title: str = ""
+    source: str = ""  # where the traits were read
+    calibrated_as: str = ""  # runtime whose fitted factors it shares; "" its own name
+    frameworks: tuple[str, ...] = ()  # spellings in the column "framework" of run tables
+    sources: tuple[str, ...] = ()  # starts of the column "source_repo_or_doc" of run tables
+    sequence_parallel: float = 0.0  # tensor parallelism comes with sequence parallelism unless said otherwise
+    regathers_weight_gradient: float = 0.0  # sequence parallelism gathers the input again for the weight gradient
+    dp_overlap: float = 1.0  # the gradient reduction runs under the last backward pass
+    zero_overlap: float = 1.0  # the same where optimizer states are sharded (ZeRO-1, 2)
+    reduces_every_micro_batch: float = 0.0  # ZeRO-2 reduces gradients after each micro-batch
+    gradient_reduce_bytes: float = 4.0  # per element in the gradient reduction
+    fsdp_reduce_bytes: float = 4.0  # per element in FSDP's reduce-scatter
+    fsdp_gathers: float = 2.0  # parameter gathers per micro-batch (1: kept between forward and backward)
+    accumulate_bytes_per_param: float = 0.0  # traffic per micro-batch of adding into an fp32 gradient buffer
+    memory_traffic_share: float = 1.0  # of the eager traffic of memory-bound operators left by fused or compiled kernels
+    kernels_share: float = 1.0  # of the eager launches left by fused or compiled kernels
+    selective: str = "attention"  # selective recomputation re-runs "attention", or a "share" of the forward pass
+    selective_share: float = 0.28  # of the forward pass, for "share"
+    pipeline_cut: str = "even"  # how layers go to stages: one of PIPELINE_CUTS
+    virtual_stages: int = 1  # presumed where a run doesn't say
+    flash_attention: bool = True  # presumed where a run doesn't say
+    quirks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    memory: Mapping[str, Any] = field(default_factory=dict)  # traits of the memory model
+
+    def __post_init__(self) -> None:
+        if self.pipeline_cut not in PIPELINE_CUTS:
+            raise ValueError(f"runtime {self.name}: pipeline_cut {self.pipeline_cut!r} is none of {', '.join(PIPELINE_CUTS)}")
+        if self.selective not in ("attention", "share"):
+            raise ValueError(f'runtime {self.name}: selective {self.selective!r} is neither "attention" nor "share"')
+
+
+def runtime_names() -> tuple[str, ...]:
+    """Names of the runtimes that have a file, sorted."""
+    folder = resources.files("cost_models") / "runtimes"
+    stems = (f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
+    return tuple(sorted(stem for stem in stems if "." not in stem))
+
+
+@functools.cache
+def load_runtime(name: str) -> Runtime:
+    """Read the traits of a runtime.
+
+    Raises:
+        ValueError: no such runtime, or a trait in its file that doesn't exist.
+    """
+    names = runtime_names()
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=3)
+        raise ValueError(f"unknown runtime {name!r}; " + (f"near: {', '.join(near)}" if near else f"known: {', '.join(names)}"))
+    data = tomllib.loads((resources.files("cost_models") / "runtimes" / f"{name}.toml").read_text(encoding="utf8"))
+    unknown = sorted(set(data) - {f.name for f in dataclasses.fields(Runtime)})
+    if unknown:
+        raise ValueError(f"runtime {name} names traits that don't exist: {', '.join(unknown)}")
+    for key in ("frameworks", "sources"):
+        data[key] = tuple(data.get(key, ()))
+    return Runtime(name=name, **data)

@@ -1,0 +1,261 @@
+"""Workload of a transformer from its hyper-parameters: what published runs, `advise predict` and tests have instead of a script.
+
+Operators are listed as an eager framework launches them, one entry per operator (backward included), so that this and a traced
+script are priced alike. Bytes are operands read and written in 2-byte precision. Ignored: biases, position tables, loss of padding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cost_models.types import BATCH_DIMS, OP_CLASSES, PHASES, PRICING_KINDS, TP_SPLITS, LayerGroup, OpTable, OptimizerSpec, Workload
+
+_PRECISIONS = {  # compute dtype, bytes per element of working copy, master copy, gradients
+    "fp32": ("fp32", 4.0, 0.0, 4.0), "tf32": ("tf32", 4.0, 0.0, 4.0), "fp16": ("fp16", 2.0, 4.0, 2.0), "bf16": ("bf16", 2.0, 4.0, 2.0),
+    "amp": ("bf16", 4.0, 0.0, 4.0), "fp8": ("fp8", 2.0, 4.0, 4.0), "fp4": ("fp4", 2.0, 4.0, 4.0),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerShape:
+    """Hyper-parameters of a decoder or encoder stack."""
+
+    num_layers: int
+    hidden_size: float
+    num_heads: int
+    vocab_size: float
+    seq_len: float
+    num_kv_heads: int = 0  # 0: as many as heads
+    head_size: float = 0.0  # 0: hidden_size / num_heads
+    ffn_size: float = 0.0  # 0: 4 x hidden_size
+    gated: bool = False  # SwiGLU-like MLP with three weights
+    tied: bool = True  # head shares the embedding
+    causal: bool = True
+    flash: bool = True  # fused attention; else scores are written to memory
+    rotary: bool = False
+    dropout: bool = False
+    num_experts: int = 0
+    num_active_experts: int = 0
+    expert_ffn_size: float = 0.0
+    shared_ffn_size: float = 0.0  # ffn of the experts every token takes
+    num_dense_layers: int = 0  # layers without experts, first ones
+    window: float = 0.0  # sliding attention window in half of the layers; 0 none
+    trainable_share: float = 1.0  # of the parameters; below 1 only small adapters are trained and weights get no gradient
+
+    def __post_init__(self) -> None:
+        sizes = (self.num_layers, self.hidden_size, self.num_heads, self.vocab_size, self.seq_len)
+        if min(sizes) <= 0:
+            raise ValueError(f"layers, hidden size, heads, vocabulary and sequence length must be positive, not {sizes}")
+
+    @property
+    def query_size(self) -> float:
+        return self.num_heads * (self.head_size or self.hidden_size / self.num_heads)
+
+    @property
+    def kv_size(self) -> float:
+        return (self.num_kv_heads or self.num_heads) * (self.head_size or self.hidden_size / self.num_heads)
+
+
+def transformer_workload(
+    shape: TransformerShape, *, name: str = "transformer", precision: str = "bf16", optimizer: str = "adamw", grad_bytes: float | None = None
+) -> Workload:
+    """A Workload priced and searched like one traced from a script.
+
+    Args:
+        shape: hyper-parameters.
+        name: shown in reports.
+        precision: fp32, tf32, fp16, bf16 (16-bit weights with an fp32 master copy), amp (fp32 weights), fp8 or fp4.
+        optimizer: adamw, adam, sgd or adafactor: decides the state's bytes.
+        grad_bytes: bytes per gradient element, by default the precision's.
+
+    Raises:
+        ValueError: unknown precision or optimizer.
+    """
+    if precision not in _PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}; known: {', '.join(_PRECISIONS)}")
+    states = {"adamw": 8.0, "adam": 8.0, "sgd": 4.0, "adafactor": 0.1}
+    if optimizer not in states:
+        raise ValueError(f"unknown optimizer {optimizer!r}; known: {', '.join(states)}")
+    dtype, param_bytes, master_bytes, default_grad_bytes = _PRECISIONS[precision]
+    groups = _groups(shape)
+    num_params = sum(g.num_params * g.num_repeats for g in groups)
+    vocab_params = shape.vocab_size * shape.hidden_size
+    return Workload(
+        name=name, groups=groups, num_params=num_params, num_trainable_params=sum(g.num_trainable_params * g.num_repeats for g in groups),
+        optimizer=OptimizerSpec(name=optimizer, state_bytes_per_param=states[optimizer], num_kernels=20.0),
+        compute_dtype=dtype, param_bytes=param_bytes, master_bytes=master_bytes,
+        grad_bytes=default_grad_bytes if grad_bytes is None else grad_bytes, tokens_per_sample=shape.seq_len, sample_unit="tokens",
+        seq_len=shape.seq_len, hidden_size=shape.hidden_size, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads or shape.num_heads,
+        vocab_size=shape.vocab_size, num_experts=shape.num_experts, num_active_experts=shape.num_active_experts,
+        tied_params=vocab_params if shape.tied else 0.0, logits_bytes=12.0 * shape.seq_len * shape.vocab_size, input_bytes=16.0 * shape.seq_len,
+        model_flops=_model_flops(shape), can_tensor_parallel=True, can_pipeline=True,
+    )  # fmt: skip
+
+
+def _groups(shape: TransformerShape) -> tuple[LayerGroup, ...]:
+    s, h, vocab = shape.seq_len, shape.hidden_size, shape.vocab_size
+    boundary = 2.0 * s * h
+    embedding, head = vocab * h, h + (0.0 if shape.tied else vocab * h)
+    share = shape.trainable_share
+    num_dense = shape.num_layers if not shape.num_experts else min(shape.num_dense_layers, shape.num_layers)
+    prefix = LayerGroup(
+        name="embedding", num_repeats=1, ops=_embedding_ops(shape), num_params=embedding, num_trainable_params=embedding * share,
+        num_tp_params=embedding, boundary_bytes=boundary, num_tp_collectives=1.0, saved_other_bytes=8.0 * s,
+    )  # fmt: skip
+    suffix = LayerGroup(
+        name="head", num_repeats=1, ops=_head_ops(shape), num_params=head, num_trainable_params=head * share, num_tp_params=head - h,
+        saved_sequence_bytes=4.0 * s * h, temporary_bytes=2.0 * s * vocab,
+    )  # fmt: skip
+    blocks = []
+    if num_dense:
+        blocks.append(_block(shape, num_dense, experts=False))
+    if shape.num_layers - num_dense:
+        blocks.append(_block(shape, shape.num_layers - num_dense, experts=True))
+    return (prefix, *blocks, suffix)
+
+
+def _block(shape: TransformerShape, repeats: int, *, experts: bool) -> LayerGroup:
+    s, h, q, kv = shape.seq_len, shape.hidden_size, shape.query_size, shape.kv_size
+    matrices = 3.0 if shape.gated else 2.0
+    ffn = shape.ffn_size or 4.0 * h
+    attention = h * (q + 2 * kv) + q * h
+    expert = shape.num_experts * matrices * h * shape.expert_ffn_size if experts else 0.0
+    dense = matrices * h * (shape.shared_ffn_size if experts else ffn) + (h * shape.num_experts if experts else 0.0)
+    active = shape.num_active_experts * shape.expert_ffn_size + shape.shared_ffn_size if experts else ffn
+    scores = 0.0 if shape.flash else (5.0 if shape.dropout else 2.0) * s * s * shape.num_heads
+    statistics = 4.0 * s * shape.num_heads
+    inner = 2.0 * s * (2 * q + 2 * kv) + (8.0 if shape.gated else 4.0) * s * active + statistics
+    sequence = s * h * (8.0 + (2.0 if shape.dropout else 0.0)) + (4.0 * s * h * shape.num_active_experts if experts else 0.0)
+    return LayerGroup(
+        name="layers.*" if not experts else "moe_layers.*", num_repeats=repeats, ops=_block_ops(shape, experts=experts),
+        num_params=attention + expert + dense + 2 * h, num_trainable_params=(attention + expert + dense + 2 * h) * shape.trainable_share,
+        num_tp_params=attention + expert + dense - (h * shape.num_experts if experts else 0.0), num_expert_params=expert,
+        saved_inner_bytes=inner + scores, saved_sequence_bytes=sequence, selective_inner_bytes=inner, selective_sequence_bytes=sequence,
+        boundary_bytes=2.0 * s * h, temporary_bytes=2.0 * s * (active + q), num_tp_collectives=2.0, can_recompute=True, can_cut=True,
+    )  # fmt: skip
+
+
+def _model_flops(shape: TransformerShape) -> float:
+    """6 per active weight and token plus 12 x layers x hidden x sequence of attention, causal not halved (PaLM appendix B)."""
+    weights = sum(g.num_repeats * (g.num_params - g.num_expert_params) for g in _groups(shape) if g.name not in ("embedding", "head"))
+    moe_layers = shape.num_layers - shape.num_dense_layers if shape.num_experts else 0
+    active = moe_layers * shape.num_active_experts * (3.0 if shape.gated else 2.0) * shape.hidden_size * shape.expert_ffn_size
+    weights += active + shape.vocab_size * shape.hidden_size
+    return 6.0 * weights * shape.seq_len + 12.0 * shape.num_layers * shape.query_size * shape.seq_len**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Op:
+    op_class: str = "matmul"
+    kind: str = "gemm"
+    phase: str = "forward"
+    batch_dim: str = "m"
+    tp_split: str = "none"
+    m: float = 1.0
+    n: float = 1.0
+    k: float = 1.0
+    batch: float = 1.0
+    work_share: float = 1.0
+    bytes_per_sample: float = 0.0
+    bytes_fixed: float = 0.0
+    num_kernels: float = 1.0
+
+
+@dataclass(slots=True)
+class _Ops:
+    """Collects operators with their backward."""
+
+    train_weights: bool
+    rows: list[_Op] = field(default_factory=list)
+
+    def linear(self, rows: float, out: float, inner: float, split: str, *, experts: float = 1.0) -> None:
+        """A product with a weight: forward, input gradient, weight gradient; `split` is "n" (column), "k" (row) or "none"."""
+        turned = {"n": "k", "k": "n", "none": "none"}[split]
+        weight_split = {"n": "m", "k": "n", "none": "none"}[split]
+        self.rows.append(_Op(m=rows, n=out, k=inner, batch=experts, tp_split=split))
+        self.rows.append(_Op(m=rows, n=inner, k=out, batch=experts, tp_split=turned, phase="backward"))
+        if self.train_weights:
+            self.rows.append(_Op(m=out, n=inner, k=rows, batch=experts, tp_split=weight_split, batch_dim="k", phase="backward"))
+
+    def traffic(self, op_class: str, forward_bytes: float, backward_bytes: float, split: str, kernels: tuple[float, float] = (1, 1)) -> None:
+        """A memory-bound operator."""
+        for phase, size, count in (("forward", forward_bytes, kernels[0]), ("backward", backward_bytes, kernels[1])):
+            self.rows.append(_Op(op_class=op_class, kind="memory", phase=phase, batch_dim="none", tp_split=split, bytes_per_sample=size, num_kernels=count))  # fmt: skip
+
+    def table(self) -> OpTable:
+        codes = {"op_class": OP_CLASSES, "kind": PRICING_KINDS, "phase": PHASES, "batch_dim": BATCH_DIMS, "tp_split": TP_SPLITS}
+        return OpTable(**{f.name: _column(codes.get(f.name), (getattr(r, f.name) for r in self.rows)) for f in dataclasses.fields(_Op)})
+
+
+def _column(codes: tuple[str, ...] | None, values: Iterable[object]) -> np.ndarray:
+    if codes is None:
+        return np.array(list(values), dtype=np.float64)
+    return np.array([codes.index(str(v)) for v in values], dtype=np.int64)
+
+
+def _attention(ops: _Ops, shape: TransformerShape) -> None:
+    s, heads, size = shape.seq_len, float(shape.num_heads), shape.head_size or shape.hidden_size / shape.num_heads
+    keys = s if not shape.window else (s + min(s, 2 * shape.window)) / 2
+    if shape.flash:
+        flow = 2.0 * s * (2 * shape.query_size + 2 * shape.kv_size)
+        common = {"op_class": "attention", "kind": "attention", "batch_dim": "batch", "tp_split": "batch", "m": s, "n": keys, "k": size,
+                  "batch": heads, "work_share": 0.5 if shape.causal else 1.0}  # fmt: skip
+        ops.rows.append(_Op(**common, bytes_per_sample=flow))  # type: ignore[arg-type]
+        ops.rows.append(_Op(**common, bytes_per_sample=2 * flow, phase="backward", num_kernels=3.0))  # type: ignore[arg-type]
+        return
+    product = {"op_class": "attention", "batch_dim": "batch", "tp_split": "batch", "batch": heads}
+    for phase, count in (("forward", 1), ("backward", 2)):
+        for _ in range(count):
+            ops.rows.append(_Op(**product, m=s, n=s, k=size, phase=phase))  # type: ignore[arg-type]
+            ops.rows.append(_Op(**product, m=s, n=size, k=s, phase=phase))  # type: ignore[arg-type]
+    scores = heads * s * s  # scale + mask, softmax, dropout: 22 bytes per score forward and backward
+    ops.traffic("attention", 8.8 * scores, 13.2 * scores, "batch", (4, 5))
+
+
+def _block_ops(shape: TransformerShape, *, experts: bool) -> OpTable:
+    ops = _Ops(train_weights=shape.trainable_share >= 0.5)
+    s, h, q, kv = shape.seq_len, shape.hidden_size, shape.query_size, shape.kv_size
+    ops.traffic("normalization", 8.0 * s * h, 12.0 * s * h, "sequence", (2, 4))
+    ops.linear(s, q + 2 * kv, h, "n")
+    if shape.rotary:
+        ops.traffic("elementwise", 4.0 * s * (q + kv), 4.0 * s * (q + kv), "inner", (4, 4))
+    _attention(ops, shape)
+    ops.linear(s, h, q, "k")
+    ops.traffic("elementwise", 12.0 * s * h, 12.0 * s * h, "sequence", (4, 4))
+    if experts:
+        topk, num = float(shape.num_active_experts), float(shape.num_experts)
+        ops.linear(s, num, h, "none")
+        ops.traffic("other", 8.0 * s * topk * h, 12.0 * s * topk * h, "none", (10, 12))
+        _mlp(ops, shape, s * topk / num, shape.expert_ffn_size, num)
+    ffn = shape.shared_ffn_size if experts else shape.ffn_size or 4.0 * h
+    if ffn:
+        _mlp(ops, shape, s, ffn, 1.0)
+    return ops.table()
+
+
+def _mlp(ops: _Ops, shape: TransformerShape, rows: float, ffn: float, experts: float) -> None:
+    ops.linear(rows, (2.0 if shape.gated else 1.0) * ffn, shape.hidden_size, "n", experts=experts)
+    elements = rows * experts * ffn
+    ops.traffic("elementwise", (6.0 if shape.gated else 4.0) * elements, (10.0 if shape.gated else 6.0) * elements, "inner", (2, 2))
+    ops.linear(rows, shape.hidden_size, ffn, "k", experts=experts)
+
+
+def _embedding_ops(shape: TransformerShape) -> OpTable:
+    ops = _Ops(train_weights=True)
+    size = shape.seq_len * shape.hidden_size
+    ops.traffic("embedding", 4.0 * size, 8.0 * size if shape.trainable_share >= 0.5 else 0.0, "none", (2, 3))
+    return ops.table()
+
+
+def _head_ops(shape: TransformerShape) -> OpTable:
+    """Final norm, product with the vocabulary, cross-entropy on fp32 logits (14 bytes per logit each way)."""
+    ops = _Ops(train_weights=shape.trainable_share >= 0.5)
+    s, h, vocab = shape.seq_len, shape.hidden_size, shape.vocab_size
+    ops.traffic("normalization", 4.0 * s * h, 6.0 * s * h, "sequence", (1, 2))
+    ops.linear(s, vocab, h, "n")
+    ops.traffic("reduction", 14.0 * s * vocab, 14.0 * s * vocab, "inner", (4, 4))
+    return ops.table()
