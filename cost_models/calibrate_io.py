@@ -18,6 +18,45 @@ import numpy as np
 from cost_models.types import FloatArray
 
 
+#: Every constant and what it means.
+CONSTANTS: Mapping[str, str] = {
+    "gemm_rate_share": "large matrix product, of the peak rate",
+    "gemm_half_m": "rows at which a product's rate halves",
+    "gemm_half_n": "columns, likewise",
+    "gemm_half_k": "inner size, likewise",
+    "wave_exponent": "weight of partly filled waves of tiles",
+    "low_precision_rate_share": "fp8 and fp4 products, times gemm_rate_share",
+    "scalar_rate_share": "fp32 products and convolutions without matrix units, of the peak",
+    "convolution_rate_share": "convolutions on matrix units, of the peak",
+    "attention_rate_share": "fused attention, of the peak",
+    "batched_rate_share": "attention's products where it is not fused, of the peak",
+    "expert_imbalance": "slowest expert rank against the mean",
+    "memory_rate_share": "device memory, of the data sheet's rate",
+    "memory_traffic": "bytes of memory-bound operators, against a count of their operands",
+    "host_s_per_kernel": "launch and Python, per kernel",
+    "host_s_per_collective": "more of it per tensor-parallel all-reduce",
+    "host_s_per_micro_batch": "more of it per micro-batch",
+    "step_s": "once per step",
+    "optimizer_traffic": "bytes of the optimizer step, against a count",
+    "intra_rate_share": "ring inside a node, of the one-way link rate",
+    "pcie_rate_share": "the same over PCIe",
+    "inter_rate_share": "ring between nodes, of the node's network adapters",
+    "inter_decay": "achieved rate between nodes falls as nodes^-decay",
+    "inter_decay_whole_node": "the same for groups that fill most of a node",
+    "all_reduce_discount": "all-reduce against two ring passes",
+    "intra_latency_s": "of a collective inside a node",
+    "inter_latency_s_per_node": "of a collective between nodes, per node",
+    "dp_hidden_share": "of the last backward pass that hides the gradient reduction",
+    "fsdp_hidden_share": "of compute that hides gathers and scatters",
+    "overlap_contention": "hidden traffic that comes back as slower compute",
+    "p2p_rate_share": "transfers between pipeline stages, of the link rate",
+    "p2p_latency_s": "of such a transfer",
+    "all_to_all_rate_share": "expert all-to-all, of the link rate",
+    "straggler_share": "slowdown per doubling of the nodes",
+    "cpu_optimizer_bytes_per_s": "optimizer states read and written by one GPU's share of the host",
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """Fitted constants; `constants` documents each by its name (units as everywhere: `_s`, `_share`, `_bytes`)."""
@@ -25,20 +64,20 @@ class Calibration:
     name: str
     constants: Mapping[str, float]  # generic values
     by_runtime: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # runtime -> constant -> factor
-    by_family: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # GPU family -> constant -> factor
+    by_family: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # GPU family or catalogue name -> constant -> factor
     memory: Mapping[str, Any] = field(default_factory=dict)  # constants of the memory model
     interval: Mapping[str, float] = field(default_factory=dict)  # known_runtime_factor, unknown_runtime_factor: x or / this holds 80%
     data: Mapping[str, Any] = field(default_factory=dict)  # what it was fitted on
     error: Mapping[str, Any] = field(default_factory=dict)  # held-out error
 
-    def value(self, constant: str, runtime: str = "", family: str = "") -> float:
-        """One constant for a runtime on a GPU family."""
+    def value(self, constant: str, runtime: str = "", family: str = "", device: str = "") -> float:
+        """One constant for a runtime on a GPU; `device` is its catalogue name, for cards that differ from their family."""
         own = self.by_runtime.get(runtime, {}).get(constant, 1.0) * self.by_family.get(family, {}).get(constant, 1.0)
-        return self.constants[constant] * own
+        return self.constants[constant] * own * (self.by_family.get(device, {}).get(constant, 1.0) if device != family else 1.0)
 
-    def table(self, pairs: Sequence[tuple[str, str]]) -> dict[str, FloatArray]:
-        """Every constant for each (runtime, family) pair, as arrays of len(pairs)."""
-        return {name: np.array([self.value(name, r, f) for r, f in pairs]) for name in self.constants}
+    def table(self, pairs: Sequence[tuple[str, str, str]]) -> dict[str, FloatArray]:
+        """Every constant for each (runtime, family, device), as arrays of len(pairs)."""
+        return {name: np.array([self.value(name, *pair) for pair in pairs]) for name in self.constants}
 
 
 def load_calibration(path: str | Path | None = None) -> Calibration:
@@ -71,8 +110,9 @@ def load_calibration(path: str | Path | None = None) -> Calibration:
 def calibration_toml(calibration: Calibration) -> str:
     """The text of a calibration file."""
     lines = [f"name = {_toml(calibration.name)}", ""]
-    for section in ("data", "error", "interval", "constants"):
+    for section in ("data", "error", "interval"):
         lines += _section(section, getattr(calibration, section))
+    lines += ["[constants]", *(f"{k} = {_toml(v)}  # {CONSTANTS.get(k, '')}" for k, v in calibration.constants.items()), ""]
     for section in ("by_runtime", "by_family"):
         for key, values in sorted(getattr(calibration, section).items()):
             lines += _section(f'{section}."{key}"', values)

@@ -16,7 +16,7 @@ from typing import Any
 from cost_models.types import Device, Link
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
-_VENDOR_WORDS = frozenset({"nvidia", "amd", "instinct", "geforce", "tesla", "quadro", "gpu", "gpus", "graphics", "generation"})
+_VENDOR_WORDS = frozenset({"nvidia", "amd", "instinct", "geforce", "tesla", "gpu", "gpus", "graphics", "generation"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

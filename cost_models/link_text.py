@@ -77,16 +77,16 @@ def read_inter(text: str, gpus_per_node: int) -> Link | None:
     if rate is None:
         generation = re.search(r"\bp([45])", lower) if kind == "efa" else None
         return links["efa-3200" if generation[1] == "5" else "efa-400"].link if generation else None
-    rate *= count
-    return _named_like(kind, rate)
+    return _named_like(kind, rate, count)
 
 
-def _named_like(kind: str, rate: float) -> Link:
+def _named_like(kind: str, adapter_bytes_per_s: float, count: int) -> Link:
     """The catalogue's link of this kind and rate, else one of that rate with the kind's latency."""
     links = hardware_data.link_entries()
-    for entry in links.values():
-        if entry.where == "inter" and entry.link.kind == kind and abs(entry.link.bytes_per_s - rate) < 1e-6 * rate:
-            return entry.link
+    rate = adapter_bytes_per_s * count
+    same = [e for e in links.values() if e.where == "inter" and e.link.kind == kind and abs(e.link.bytes_per_s - rate) < 1e-6 * rate]
+    for entry in sorted(same, key=lambda e: not e.link.name.endswith(f"-{count}x")):  # of equal rates, the one with as many adapters
+        return entry.link
     latency_s = links[_LIKE.get(kind, "ib-edr-1x")].link.latency_s
     return Link(name=f"{kind or 'network'}-{rate * 8 / 1e9:g}g", bytes_per_s=rate, latency_s=latency_s, kind=kind)
 

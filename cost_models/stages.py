@@ -55,7 +55,9 @@ def stage_split(workload: Workload, num_stages: int, *, cut: str = "balanced") -
 
 def forward_cost(group: LayerGroup) -> float:
     """Relative cost of one repeat: flops of the products forward and backward, and bytes at 150 flops each (a recent GPU's ridge)."""
-    return float(np.sum(_flops(group.ops) + 150.0 * np.where(group.ops.kind == MEMORY, group.ops.bytes_per_sample + group.ops.bytes_fixed, 0.0)))
+    return float(
+        np.sum(_flops(group.ops) + 150.0 * np.where(group.ops.kind == MEMORY, group.ops.bytes_per_sample + group.ops.bytes_fixed, 0.0))
+    )
 
 
 def _flops(ops: OpTable) -> FloatArray:

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cost_models.terms.memory_traits import MemoryTraits, memory_traits
+from cost_models.transformer_memory import BlockShape, block_bytes, embedding_saved_bytes, loss_bytes
 from cost_models.types import BATCH_DIMS, OP_CLASSES, PHASES, PRICING_KINDS, TP_SPLITS, LayerGroup, OpTable, OptimizerSpec, Workload
 
 _PRECISIONS = {  # compute dtype, bytes per element of working copy, master copy, gradients
     "fp32": ("fp32", 4.0, 0.0, 4.0), "tf32": ("tf32", 4.0, 0.0, 4.0), "fp16": ("fp16", 2.0, 4.0, 2.0), "bf16": ("bf16", 2.0, 4.0, 2.0),
-    "amp": ("bf16", 4.0, 0.0, 4.0), "fp8": ("fp8", 2.0, 4.0, 4.0), "fp4": ("fp4", 2.0, 4.0, 4.0),
+    "amp": ("bf16", 4.0, 0.0, 4.0), "amp16": ("fp16", 4.0, 0.0, 4.0), "fp8": ("fp8", 2.0, 4.0, 4.0), "fp4": ("fp4", 2.0, 4.0, 4.0),
 }  # fmt: skip
 
 
@@ -43,6 +45,9 @@ class TransformerShape:
     expert_ffn_size: float = 0.0
     shared_ffn_size: float = 0.0  # ffn of the experts every token takes
     num_dense_layers: int = 0  # layers without experts, first ones
+    head_share: float = 1.0  # of the positions that get logits: 1 language model, about 0.15 masked, 0 classifiers
+    latent_attention: bool = False  # DeepSeek's compressed keys and values
+    compiled: bool = False  # torch.compile
     window: float = 0.0  # sliding attention window in half of the layers; 0 none
     trainable_share: float = 1.0  # of the parameters; below 1 only small adapters are trained and weights get no gradient
 
@@ -56,21 +61,32 @@ class TransformerShape:
         return self.num_heads * (self.head_size or self.hidden_size / self.num_heads)
 
     @property
+    def ffn_width(self) -> float:
+        return self.ffn_size or 4.0 * self.hidden_size
+
+    @property
     def kv_size(self) -> float:
         return (self.num_kv_heads or self.num_heads) * (self.head_size or self.hidden_size / self.num_heads)
 
 
 def transformer_workload(
-    shape: TransformerShape, *, name: str = "transformer", precision: str = "bf16", optimizer: str = "adamw", grad_bytes: float | None = None
+    shape: TransformerShape,
+    *,
+    name: str = "transformer",
+    precision: str = "bf16",
+    optimizer: str = "adamw",
+    grad_bytes: float | None = None,
+    runtime: str = "torch",
 ) -> Workload:
     """A Workload priced and searched like one traced from a script.
 
     Args:
         shape: hyper-parameters.
         name: shown in reports.
-        precision: fp32, tf32, fp16, bf16 (16-bit weights with an fp32 master copy), amp (fp32 weights), fp8 or fp4.
+        precision: fp32, tf32, fp16, bf16 (16-bit weights with an fp32 master copy), amp or amp16 (fp32 weights), fp8 or fp4.
         optimizer: adamw, adam, sgd or adafactor: decides the state's bytes.
         grad_bytes: bytes per gradient element, by default the precision's.
+        runtime: whose habits decide which activations are kept (`cost_models.terms.memory_traits`).
 
     Raises:
         ValueError: unknown precision or optimizer.
@@ -81,7 +97,8 @@ def transformer_workload(
     if optimizer not in states:
         raise ValueError(f"unknown optimizer {optimizer!r}; known: {', '.join(states)}")
     dtype, param_bytes, master_bytes, default_grad_bytes = _PRECISIONS[precision]
-    groups = _groups(shape)
+    traits = memory_traits(runtime)
+    groups = _groups(shape, traits, 2.0 if dtype not in ("fp32", "tf32") else 4.0)
     num_params = sum(g.num_params * g.num_repeats for g in groups)
     vocab_params = shape.vocab_size * shape.hidden_size
     return Workload(
@@ -91,60 +108,71 @@ def transformer_workload(
         grad_bytes=default_grad_bytes if grad_bytes is None else grad_bytes, tokens_per_sample=shape.seq_len, sample_unit="tokens",
         seq_len=shape.seq_len, hidden_size=shape.hidden_size, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads or shape.num_heads,
         vocab_size=shape.vocab_size, num_experts=shape.num_experts, num_active_experts=shape.num_active_experts,
-        tied_params=vocab_params if shape.tied else 0.0, logits_bytes=12.0 * shape.seq_len * shape.vocab_size, input_bytes=16.0 * shape.seq_len,
+        tied_params=vocab_params if shape.tied else 0.0, logits_bytes=shape.head_share * loss_bytes(shape.vocab_size, shape.seq_len, traits, fused=shape.compiled), input_bytes=16.0 * shape.seq_len,
         model_flops=_model_flops(shape), can_tensor_parallel=True, can_pipeline=True,
     )  # fmt: skip
 
 
-def _groups(shape: TransformerShape) -> tuple[LayerGroup, ...]:
+def _groups(shape: TransformerShape, traits: MemoryTraits, element_bytes: float) -> tuple[LayerGroup, ...]:
     s, h, vocab = shape.seq_len, shape.hidden_size, shape.vocab_size
-    boundary = 2.0 * s * h
     embedding, head = vocab * h, h + (0.0 if shape.tied else vocab * h)
     share = shape.trainable_share
     num_dense = shape.num_layers if not shape.num_experts else min(shape.num_dense_layers, shape.num_layers)
+    memory = _memory_shape(shape, element_bytes, experts=False)
     prefix = LayerGroup(
         name="embedding", num_repeats=1, ops=_embedding_ops(shape), num_params=embedding, num_trainable_params=embedding * share,
-        num_tp_params=embedding, boundary_bytes=boundary, num_tp_collectives=1.0, saved_other_bytes=8.0 * s,
+        num_tp_params=embedding, boundary_bytes=element_bytes * s * h, num_tp_collectives=1.0,
+        saved_sequence_bytes=embedding_saved_bytes(memory),
     )  # fmt: skip
     suffix = LayerGroup(
         name="head", num_repeats=1, ops=_head_ops(shape), num_params=head, num_trainable_params=head * share, num_tp_params=head - h,
-        saved_sequence_bytes=4.0 * s * h, temporary_bytes=2.0 * s * vocab,
+        saved_sequence_bytes=2.0 * element_bytes * s * h,
     )  # fmt: skip
-    blocks = []
-    if num_dense:
-        blocks.append(_block(shape, num_dense, experts=False))
-    if shape.num_layers - num_dense:
-        blocks.append(_block(shape, shape.num_layers - num_dense, experts=True))
+    counts = ((num_dense, False), (shape.num_layers - num_dense, True))
+    blocks = [_block(shape, n, _memory_shape(shape, element_bytes, experts=e), traits, experts=e) for n, e in counts if n]
     return (prefix, *blocks, suffix)
 
 
-def _block(shape: TransformerShape, repeats: int, *, experts: bool) -> LayerGroup:
-    s, h, q, kv = shape.seq_len, shape.hidden_size, shape.query_size, shape.kv_size
-    matrices = 3.0 if shape.gated else 2.0
-    ffn = shape.ffn_size or 4.0 * h
-    attention = h * (q + 2 * kv) + q * h
-    expert = shape.num_experts * matrices * h * shape.expert_ffn_size if experts else 0.0
-    dense = matrices * h * (shape.shared_ffn_size if experts else ffn) + (h * shape.num_experts if experts else 0.0)
-    active = shape.num_active_experts * shape.expert_ffn_size + shape.shared_ffn_size if experts else ffn
-    scores = 0.0 if shape.flash else (5.0 if shape.dropout else 2.0) * s * s * shape.num_heads
-    statistics = 4.0 * s * shape.num_heads
-    inner = 2.0 * s * (2 * q + 2 * kv) + (8.0 if shape.gated else 4.0) * s * active + statistics
-    sequence = s * h * (8.0 + (2.0 if shape.dropout else 0.0)) + (4.0 * s * h * shape.num_active_experts if experts else 0.0)
+def _memory_shape(shape: TransformerShape, element_bytes: float, *, experts: bool) -> BlockShape:
+    return BlockShape(
+        hidden=shape.hidden_size, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads or shape.num_heads, ffn=shape.ffn_width,
+        seq_len=shape.seq_len, gated=shape.gated, head_dim=shape.head_size, dropout=shape.dropout, flash=shape.flash,
+        num_active_experts=shape.num_active_experts if experts else 0.0, expert_ffn=shape.expert_ffn_size if experts else 0.0,
+        shared_ffn=shape.shared_ffn_size if experts else 0.0, latent_attention=shape.latent_attention, compiled=shape.compiled,
+        element_bytes=element_bytes,
+    )  # fmt: skip
+
+
+def _block_params(shape: TransformerShape, *, experts: bool) -> tuple[float, float, float]:
+    """Parameters of one block: split by tensor parallelism, in experts, replicated."""
+    h, matrices = shape.hidden_size, 3.0 if shape.gated else 2.0
+    attention = h * (shape.query_size + 2 * shape.kv_size) + shape.query_size * h
+    bank = shape.num_experts * matrices * h * shape.expert_ffn_size if experts else 0.0
+    mlp = matrices * h * (shape.shared_ffn_size if experts else shape.ffn_width)
+    return attention + mlp + bank, bank, 2 * h + (h * shape.num_experts if experts else 0.0)
+
+
+def _block(shape: TransformerShape, repeats: int, memory: BlockShape, traits: MemoryTraits, *, experts: bool) -> LayerGroup:
+    split, bank, replicated = _block_params(shape, experts=experts)
+    saved = block_bytes(memory, traits)
     return LayerGroup(
-        name="layers.*" if not experts else "moe_layers.*", num_repeats=repeats, ops=_block_ops(shape, experts=experts),
-        num_params=attention + expert + dense + 2 * h, num_trainable_params=(attention + expert + dense + 2 * h) * shape.trainable_share,
-        num_tp_params=attention + expert + dense - (h * shape.num_experts if experts else 0.0), num_expert_params=expert,
-        saved_inner_bytes=inner + scores, saved_sequence_bytes=sequence, selective_inner_bytes=inner, selective_sequence_bytes=sequence,
-        boundary_bytes=2.0 * s * h, temporary_bytes=2.0 * s * (active + q), num_tp_collectives=2.0, can_recompute=True, can_cut=True,
+        name="moe_layers.*" if experts else "layers.*", num_repeats=repeats, ops=_block_ops(shape, experts=experts),
+        num_params=split + replicated, num_trainable_params=(split + replicated) * shape.trainable_share, num_tp_params=split,
+        num_expert_params=bank, num_tp_collectives=2.0, can_recompute=True, can_cut=True,
+        **{f.name: getattr(saved, f.name) for f in dataclasses.fields(saved)},
     )  # fmt: skip
 
 
 def _model_flops(shape: TransformerShape) -> float:
-    """6 per active weight and token plus 12 x layers x hidden x sequence of attention, causal not halved (PaLM appendix B)."""
-    weights = sum(g.num_repeats * (g.num_params - g.num_expert_params) for g in _groups(shape) if g.name not in ("embedding", "head"))
-    moe_layers = shape.num_layers - shape.num_dense_layers if shape.num_experts else 0
-    active = moe_layers * shape.num_active_experts * (3.0 if shape.gated else 2.0) * shape.hidden_size * shape.expert_ffn_size
-    weights += active + shape.vocab_size * shape.hidden_size
+    """6 per active weight and token plus 12 x layers x query size x sequence of attention, causal not halved (PaLM, appendix B)."""
+    h, matrices = shape.hidden_size, 3.0 if shape.gated else 2.0
+    split, _, replicated = _block_params(shape, experts=False)
+    weights = shape.num_layers * (split + replicated) + shape.vocab_size * h
+    if shape.num_experts:
+        split, bank, replicated = _block_params(shape, experts=True)
+        active = split - bank + replicated + shape.num_active_experts * matrices * h * shape.expert_ffn_size
+        dense = min(shape.num_dense_layers, shape.num_layers)
+        weights = (weights - shape.vocab_size * h) * dense / shape.num_layers + (shape.num_layers - dense) * active + shape.vocab_size * h
     return 6.0 * weights * shape.seq_len + 12.0 * shape.num_layers * shape.query_size * shape.seq_len**2
 
 
@@ -172,16 +200,21 @@ class _Ops:
     train_weights: bool
     rows: list[_Op] = field(default_factory=list)
 
-    def linear(self, rows: float, out: float, inner: float, split: str, *, experts: float = 1.0) -> None:
-        """A product with a weight: forward, input gradient, weight gradient; `split` is "n" (column), "k" (row) or "none"."""
+    def linear(self, rows: float, out: float, inner: float, split: str, *, experts: float = 1.0, weights: float = 1.0) -> None:
+        """A product with a weight: forward, input gradient, weight gradient (and its accumulation: two more launches).
+
+        `split` is "n" (column), "k" (row) or "none"; `weights` products of an eager model are priced as one, launched one by one.
+        """
         turned = {"n": "k", "k": "n", "none": "none"}[split]
         weight_split = {"n": "m", "k": "n", "none": "none"}[split]
-        self.rows.append(_Op(m=rows, n=out, k=inner, batch=experts, tp_split=split))
-        self.rows.append(_Op(m=rows, n=inner, k=out, batch=experts, tp_split=turned, phase="backward"))
+        self.rows.append(_Op(m=rows, n=out, k=inner, batch=experts, tp_split=split, num_kernels=weights))
+        self.rows.append(_Op(m=rows, n=inner, k=out, batch=experts, tp_split=turned, phase="backward", num_kernels=weights))
         if self.train_weights:
-            self.rows.append(_Op(m=out, n=inner, k=rows, batch=experts, tp_split=weight_split, batch_dim="k", phase="backward"))
+            self.rows.append(_Op(m=out, n=inner, k=rows, batch=experts, tp_split=weight_split, batch_dim="k", phase="backward", num_kernels=3 * weights))  # fmt: skip
 
-    def traffic(self, op_class: str, forward_bytes: float, backward_bytes: float, split: str, kernels: tuple[float, float] = (1, 1)) -> None:
+    def traffic(
+        self, op_class: str, forward_bytes: float, backward_bytes: float, split: str, kernels: tuple[float, float] = (1, 1)
+    ) -> None:
         """A memory-bound operator."""
         for phase, size, count in (("forward", forward_bytes, kernels[0]), ("backward", backward_bytes, kernels[1])):
             self.rows.append(_Op(op_class=op_class, kind="memory", phase=phase, batch_dim="none", tp_split=split, bytes_per_sample=size, num_kernels=count))  # fmt: skip
@@ -219,26 +252,27 @@ def _attention(ops: _Ops, shape: TransformerShape) -> None:
 def _block_ops(shape: TransformerShape, *, experts: bool) -> OpTable:
     ops = _Ops(train_weights=shape.trainable_share >= 0.5)
     s, h, q, kv = shape.seq_len, shape.hidden_size, shape.query_size, shape.kv_size
-    ops.traffic("normalization", 8.0 * s * h, 12.0 * s * h, "sequence", (2, 4))
-    ops.linear(s, q + 2 * kv, h, "n")
-    if shape.rotary:
-        ops.traffic("elementwise", 4.0 * s * (q + kv), 4.0 * s * (q + kv), "inner", (4, 4))
+    modern = shape.rotary  # RMSNorm written out, separate q, k, v and rotary embedding, as in eager Llama code; else GPT-2 with biases
+    ops.traffic("normalization", 8.0 * s * h, 12.0 * s * h, "sequence", (16, 24) if modern else (2, 4))
+    ops.linear(s, q + 2 * kv, h, "n", weights=3.0 if modern else 1.0)
+    if modern:
+        ops.traffic("elementwise", 4.0 * s * (q + kv), 4.0 * s * (q + kv), "inner", (10, 12))
     _attention(ops, shape)
     ops.linear(s, h, q, "k")
-    ops.traffic("elementwise", 12.0 * s * h, 12.0 * s * h, "sequence", (4, 4))
+    ops.traffic("elementwise", 12.0 * s * h, 12.0 * s * h, "sequence", (2, 2) if modern else (4, 4))
     if experts:
         topk, num = float(shape.num_active_experts), float(shape.num_experts)
         ops.linear(s, num, h, "none")
-        ops.traffic("other", 8.0 * s * topk * h, 12.0 * s * topk * h, "none", (10, 12))
+        ops.traffic("other", 8.0 * s * topk * h, 12.0 * s * topk * h, "none", (50, 60))  # route, sort, permute, send, and back
         _mlp(ops, shape, s * topk / num, shape.expert_ffn_size, num)
-    ffn = shape.shared_ffn_size if experts else shape.ffn_size or 4.0 * h
+    ffn = shape.shared_ffn_size if experts else shape.ffn_width
     if ffn:
         _mlp(ops, shape, s, ffn, 1.0)
     return ops.table()
 
 
 def _mlp(ops: _Ops, shape: TransformerShape, rows: float, ffn: float, experts: float) -> None:
-    ops.linear(rows, (2.0 if shape.gated else 1.0) * ffn, shape.hidden_size, "n", experts=experts)
+    ops.linear(rows, (2.0 if shape.gated else 1.0) * ffn, shape.hidden_size, "n", experts=experts, weights=2.0 if shape.gated else 1.0)
     elements = rows * experts * ffn
     ops.traffic("elementwise", (6.0 if shape.gated else 4.0) * elements, (10.0 if shape.gated else 6.0) * elements, "inner", (2, 2))
     ops.linear(rows, shape.hidden_size, ffn, "k", experts=experts)
@@ -254,7 +288,9 @@ def _embedding_ops(shape: TransformerShape) -> OpTable:
 def _head_ops(shape: TransformerShape) -> OpTable:
     """Final norm, product with the vocabulary, cross-entropy on fp32 logits (14 bytes per logit each way)."""
     ops = _Ops(train_weights=shape.trainable_share >= 0.5)
-    s, h, vocab = shape.seq_len, shape.hidden_size, shape.vocab_size
+    s, h, vocab = shape.seq_len * shape.head_share, shape.hidden_size, shape.vocab_size
+    if not s:
+        return ops.table()
     ops.traffic("normalization", 4.0 * s * h, 6.0 * s * h, "sequence", (1, 2))
     ops.linear(s, vocab, h, "n")
     ops.traffic("reduction", 14.0 * s * vocab, 14.0 * s * vocab, "inner", (4, 4))

@@ -12,8 +12,6 @@ from cost_models.terms.memory_traits import MemoryTraits
 
 #: Under torch.compile fused norms, gates and casts keep less (fitted on published torchtitan runs).
 COMPILED_SHARE = 0.85
-#: Share of asynchronously gathered inputs that still exist at the peak (fitted on published nanotron runs).
-ASYNC_GATHER_SHARE = 0.15
 #: Short-lived tensors of a layer's backward, as a multiple of its widest tensors (input and gradient of each).
 TEMPORARY_FACTOR = 2.0
 # Latent attention of DeepSeek-V2/V3: query rank 1536, key-value rank 512, head dims 128 + 64 (query, key) and 128 (value)
@@ -64,9 +62,8 @@ def block_bytes(shape: BlockShape, traits: MemoryTraits) -> BlockBytes:
     """
     h, heads, kv_share = shape.hidden, shape.num_heads, shape.num_kv_heads / max(shape.num_heads, 1)
     width = heads * shape.head_dim if shape.head_dim else h  # query width; differs from hidden in a few models
-    stay = ASYNC_GATHER_SHARE if traits.async_tp_gathers else 0.0
     drop, active = float(shape.dropout), shape.num_active_experts
-    sequence = (4 + traits.norm_bytes + 2 * drop) * h + 4 * h * (1 - stay)
+    sequence = (4 + traits.norm_bytes + 2 * drop) * h + 4 * h
     inner = (2 + 4 * kv_share) * width + 2 * width
     if shape.latent_attention:
         inner = heads * (_LATENT_INNER + _LATENT_OUTPUT)
@@ -76,20 +73,19 @@ def block_bytes(shape: BlockShape, traits: MemoryTraits) -> BlockBytes:
     mlp_width = active * shape.expert_ffn + shape.shared_ffn if active else shape.ffn
     inner += per_ffn * mlp_width
     sequence += 6 * h * active  # routed copies of the tokens
-    other = 4 * h * stay
-    kept_inner, kept_sequence, kept_other = inner, sequence, other
+    kept_inner, kept_sequence = inner, sequence
     if traits.selective == "matmul":
-        kept_inner, kept_sequence, kept_other = (4 + 2 * kv_share) * width + 2 * shape.ffn, 4 * h, 0.0
+        kept_inner, kept_sequence = (4 + 2 * kv_share) * width + 2 * shape.ffn, 4 * h
     widest = (4 if shape.gated else 2) * (active * shape.expert_ffn if active else shape.ffn) + 4 * h
     per_token = shape.element_bytes / 2 * shape.seq_len
     scale = per_token * (COMPILED_SHARE if shape.compiled else 1.0)
     return BlockBytes(
         saved_inner_bytes=scale * (inner + scores),
         saved_sequence_bytes=scale * sequence,
-        saved_other_bytes=scale * other,
+        saved_other_bytes=0.0,
         selective_inner_bytes=scale * kept_inner,
         selective_sequence_bytes=scale * kept_sequence,
-        selective_other_bytes=scale * kept_other,
+        selective_other_bytes=0.0,
         temporary_bytes=per_token * TEMPORARY_FACTOR * widest,
         boundary_bytes=per_token * 2 * h,
     )

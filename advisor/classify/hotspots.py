@@ -19,11 +19,14 @@ from cost_models.types import OP_CLASSES, Cluster, Workload
 #: A class whose kernels take less on average is latency-bound: start-up and tail of a kernel take about 3-5 us on any GPU,
 #: and a framework needs about as long to launch it, so shorter kernels are mostly overhead whatever they compute.
 LATENCY_BOUND_S = 10e-6
+#: The same up to ten times that long where the work of a kernel would take less than this at peak rates.
+TINY_WORK_S = 1e-6
 #: Thresholds of `step_verdict`: share of idle time from which the host is the limit, share of collectives and copies between
 #: devices from which communication is. Practitioners' figures: a device idle under 30% computes; over 25% all-reduce communicates.
 IDLE_SHARE = 0.30
 COMMUNICATION_SHARE = 0.25
 _COMMUNICATION = ("collective", "copy-device-to-device")
+_PRODUCTS = ("convolution", "matmul", "attention", "recurrent")
 _HOST = ("idle", "copy-host-to-device", "copy-device-to-host")
 
 
@@ -91,19 +94,23 @@ def _bound_by(work: Work, index: int) -> str:
     """Verdict of one class.
 
     Collectives and copies between devices: communication. Idle gaps and copies from and to the host: host. Otherwise latency
-    if the kernels take under LATENCY_BOUND_S on average; compute if operators that lie right of the roofline's ridge (flops at
-    peak take longer than bytes at full memory rate) take at least half of the class's time; else memory.
+    if the kernels take under LATENCY_BOUND_S on average, or under ten times that with work for less than TINY_WORK_S; compute if operators that lie right
+    of the roofline's ridge (flops at peak take longer than bytes at full memory rate) take at least half of the class's time; else
+    memory. Where the profile knows no flops and bytes, products, convolutions and attention count as compute, the rest as memory.
     """
     name, mine = OP_CLASSES[index], work.op_class == index
     if name in _COMMUNICATION:
         return "communication"
     if name in _HOST:
         return "host"
-    seconds, num_kernels = work.seconds[mine], float(work.num_kernels[mine].sum())
-    if num_kernels and float(seconds.sum()) / num_kernels < LATENCY_BOUND_S:
+    seconds, num_kernels = work.seconds[mine], max(float(work.num_kernels[mine].sum()), 1.0)
+    compute_s, move_s = work.ideal_compute_s[mine], work.ideal_move_s[mine]
+    time_s, ideal_s = float(seconds.sum()), float(np.maximum(compute_s, move_s).sum())
+    kernel_s = time_s / num_kernels
+    if kernel_s < LATENCY_BOUND_S or (kernel_s < 10 * LATENCY_BOUND_S and 0 < ideal_s / num_kernels < TINY_WORK_S):
         return "latency"
-    right_of_ridge = work.ideal_compute_s[mine] > work.ideal_move_s[mine]
-    return "compute" if float(seconds[right_of_ridge].sum()) >= 0.5 * float(seconds.sum()) else "memory"
+    right_of_ridge = np.where(compute_s + move_s > 0, compute_s > move_s, name in _PRODUCTS)
+    return "compute" if float(seconds[right_of_ridge].sum()) >= 0.5 * time_s else "memory"
 
 
 def _close_shares(spots: list[Hotspot]) -> tuple[Hotspot, ...]:

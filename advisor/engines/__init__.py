@@ -1,1 +1,11 @@
-"""advisor.engines."""
+"""Files per plan for each engine that can express it.
+
+An engine is a module here and a folder of templates; `ENGINES` lists them. Adding one touches nothing else.
+"""
+
+from __future__ import annotations
+
+from advisor.engines.types import EngineInput, Support
+from advisor.engines.write import ENGINES, engines_for, launch_line, plan_files, write_plan
+
+__all__ = ["ENGINES", "EngineInput", "Support", "engines_for", "launch_line", "plan_files", "write_plan"]

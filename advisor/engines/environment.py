@@ -8,6 +8,8 @@ from typing import Any
 
 import jinja2
 
+from advisor.engines.imports import import_lines
+
 
 @functools.cache
 def _environment() -> jinja2.Environment:
@@ -37,3 +39,9 @@ def repr_like_ruff(value: object) -> str:
 def render(template: str, context: dict[str, Any]) -> str:
     """Fill a template of `advisor/engines/templates`; an undefined name is an error."""
     return _environment().get_template(template).render(context)
+
+
+def render_python(template: str, context: dict[str, Any]) -> str:
+    """The same for a Python file, whose `{{ imports }}` become what its code needs."""
+    body = render(template, context | {"imports": ""})
+    return render(template, context | {"imports": import_lines(body)})

@@ -28,6 +28,7 @@ class EngineInput:
     precision: str = "fp32"  # of the matrix products: fp32, tf32, fp16, bf16
     optimizer: str = ""  # used only where the script declares none
     seed: int = 0
+    folder: str = ""  # the plan's folder as the user will see it, e.g. "advice/plan-1"
 
     def __post_init__(self) -> None:
         if self.num_nodes * self.gpus_per_node != self.plan.world_size:
@@ -48,6 +49,7 @@ class Engine(Protocol):
 
     NAME: str
     TITLE: str
+    TRAIN_FILE: str
 
     def supports(self, plan: Plan, model: Mapping[str, Any]) -> str:
         """Empty when the engine can express the plan, else the reason why not."""

@@ -21,7 +21,7 @@ def blocks(report: Report, most_rows: int | None = None) -> tuple[Block, ...]:
 
     Args:
         report: what to show.
-        most_rows: plans and rejected plans shown of each; None shows all.
+        most_rows: plans and rejected plans shown of each, with their first reason; None shows all of them with all reasons.
     """
     return (
         use_this(report), the_others(report, most_rows), time_block(report), memory_block(report), scaling_block(report), watch_out(report),
@@ -65,17 +65,17 @@ def cluster_figure(report: Report, name: str) -> Any:
 
 def _cluster_line(report: Report) -> Line:
     nodes, per_node = cluster_figure(report, "num_nodes"), cluster_figure(report, "gpus_per_node")
-    device = cluster_figure(report, "gpu")
+    device = cluster_figure(report, "device")
     if not device:
         return ()
     size: Line = (f"{nodes} node{'s' if nodes != 1 else ''} of {per_node} × ",) if nodes and per_node else ()
     links = [_link(report, "intra", "in the node")] if per_node != 1 else []
     links += [_link(report, "inter", "between nodes")] if nodes and nodes > 1 else []
-    return ("cluster: ", *joined([(*size, str(device), *_how(report, "gpu")), *links]))
+    return ("cluster: ", *joined([(*size, str(device), *_how(report, "device")), *links]))
 
 
 def _link(report: Report, which: str, where: str) -> Line:
-    name, rate = cluster_figure(report, which), cluster_figure(report, f"{which}_bytes_per_s")
+    name, rate = cluster_figure(report, f"{which}_link"), cluster_figure(report, f"{which}_bytes_per_s")
     if not name and not rate:
         return ()
     source = _source(report, f"{which}_bytes_per_s")
@@ -119,9 +119,10 @@ def use_this(report: Report) -> Block:
     if not report.plans:
         return Block(key="use-this", title="USE THIS", how_to_read=how, headline="No plan fits this cluster.", lines=_closest(report))
     best = report.plans[0]
-    commands = [Command(text=best.launch)] if best.launch else []
-    commands += [Command(text=best.check, label="check it first")] if best.check else []
-    reason = ((best.reasons[0],),) if best.reasons else ()
+    written = bool(report.files)  # a line to paste is of use only when its files are there
+    commands = [Command(text=best.launch)] if written and best.launch else []
+    commands += [Command(text=best.check, label="check it first")] if written and best.check else []
+    reason: tuple[Line, ...] = (("; ".join(best.reasons),),) if best.reasons else ()
     return Block(key="use-this", title="USE THIS", how_to_read=how, headline=f"{best.label}{_batches(best)}",
                  lines=(joined(estimate_items(best)), *reason), commands=tuple(commands))  # fmt: skip
 
@@ -183,7 +184,8 @@ def the_others(report: Report, most_rows: int | None) -> Block:
     unit = throughput(report.plans[0])[1] if report.plans else "samples/s"
     others, rejected = report.plans[1:], report.rejected
     shown, refused = others[:most_rows], rejected[:most_rows]
-    rows = [_plan_row(entry, report.plans[0]) for entry in shown] + [_rejected_row(entry) for entry in refused]
+    num_reasons = 1 if most_rows else None
+    rows = [_plan_row(entry, report.plans[0], num_reasons) for entry in shown] + [_rejected_row(entry) for entry in refused]
     columns = (
         Column(title="#"), Column(title="strategy", stretches=True), Column(title="step", numeric=True), Column(title=unit, numeric=True),
         Column(title="peak GiB", numeric=True, explains="of the fullest GPU"), Column(title="why not first", stretches=True),
@@ -196,8 +198,8 @@ def the_others(report: Report, most_rows: int | None) -> Block:
     )  # fmt: skip
 
 
-def _plan_row(entry: PlanEntry, best: PlanEntry) -> tuple[Line, ...]:
-    reason = entry.reasons[0] if entry.reasons else ""
+def _plan_row(entry: PlanEntry, best: PlanEntry, num_reasons: int | None) -> tuple[Line, ...]:
+    reason = "; ".join(entry.reasons[:num_reasons])
     if not re.match(r"[+-]\d", reason):
         reason = ": ".join(part for part in (slower_than(entry, best), reason) if part)
     e = entry.estimate

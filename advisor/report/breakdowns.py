@@ -98,7 +98,7 @@ def _parts_table(plans: tuple[PlanEntry, ...], field: str, total: str, caption: 
     ]  # fmt: skip
     if rows:
         rows.append((("sum",), *((Number(write(p.estimate.get(total))),) for p in plans)))
-    return Table(columns=columns, rows=tuple(rows), caption=caption)
+    return Table(columns=columns, rows=tuple(rows), caption=caption, has_total=True)
 
 
 def _step_table(report: Report) -> Table:
@@ -179,7 +179,7 @@ def _point(point: ScalingPoint) -> Line:
 
 def _smallest_line(report: Report, points: list[ScalingPoint]) -> Line:
     if report.smallest_num_gpus:
-        known = [(f"{name} ", Number(f"{n:,}") if n else "no size tried") for name, n in report.smallest_num_gpus.items()]
+        known = [(f"{name} ", Number(f"{n:,}") if n else "at no size tried") for name, n in report.smallest_num_gpus.items()]
         return ("fewest GPUs that hold it: ", *joined(known))
     fitting = [p for p in points if p.step_time_s is not None]
     return (f"fewest of these sizes that fit: {fitting[0].num_gpus:,} ({fitting[0].label})",) if fitting else ()

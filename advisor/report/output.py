@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -49,13 +50,11 @@ def check_output(folder: Path) -> None:
         raise OutputError(f"{folder} holds files that `advise` did not write, such as {foreign[0]}.", hint=_ELSEWHERE)
     if foreign:
         raise OutputError(f"{folder} is an earlier advice, but you added files to it, such as {foreign[0]}; replacing it would lose them.",
-                          hint=f"Move them away, or choose another folder with --out.")  # fmt: skip
+                          hint="Move them away, or choose another folder with --out.")  # fmt: skip
 
 
 def _check_parent(folder: Path) -> None:
     """The nearest existing ancestor must be a folder that can be written."""
-    import os
-
     parent = folder.absolute().parent
     while not parent.exists() and parent != parent.parent:
         parent = parent.parent
@@ -66,12 +65,13 @@ def _check_parent(folder: Path) -> None:
 
 
 def _foreign_files(folder: Path) -> list[str]:
-    """Files below the folder that its marker does not list, relative to it."""
+    """What is in the folder beside the files that its marker lists, relative to it; all of it where there is no marker."""
     marker = folder / MARKER
+    if not marker.is_file():
+        return sorted(p.name for p in folder.iterdir())
     ours = {MARKER}
-    if marker.is_file():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            ours |= set(json.loads(marker.read_text(encoding="utf8"))["files"])
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        ours |= set(json.loads(marker.read_text(encoding="utf8"))["files"])
     return [name for name in _files_below(folder) if name not in ours and not any(part in _LEFTOVERS for part in Path(name).parts)]
 
 
@@ -88,7 +88,7 @@ def write_advice(report: Report, folder: Path, write_plans: Callable[[Path], Seq
         write_plans: writes the plans' folders below the folder it is given; returns the names of the files, relative to it.
 
     Returns:
-        The report with `files` filled, as it stands in report.json.
+        The report with `files` and `inputs["out"]` filled, as it stands in report.json.
 
     Raises:
         OutputError: the folder isn't ours to replace or can't be written; nothing was changed.
@@ -97,7 +97,8 @@ def write_advice(report: Report, folder: Path, write_plans: Callable[[Path], Seq
     try:
         with _staging(folder) as stage:
             names = write_plans(stage) if write_plans else ()
-            report = dataclasses.replace(report, files=("report.html", "report.json", *names))
+            written = {**report.inputs, "out": str(folder)}
+            report = dataclasses.replace(report, inputs=written, files=("report.html", "report.json", *names))
             _write_reports(report, stage)
             _swap(stage, folder)
     except OSError as error:
@@ -107,8 +108,8 @@ def write_advice(report: Report, folder: Path, write_plans: Callable[[Path], Seq
 
 def _write_reports(report: Report, stage: Path) -> None:
     text = json.dumps(report.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
-    (stage / "report.json").write_text(text + "\n", encoding="utf8")
-    (stage / "report.html").write_text(render_html(report), encoding="utf8")
+    (stage / "report.json").write_text(text + "\n", encoding="utf8", errors="backslashreplace")
+    (stage / "report.html").write_text(render_html(report), encoding="utf8", errors="backslashreplace")
     marker = {"written_by": "parallel-advisor", "files": _files_below(stage)}
     (stage / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf8")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from typing import TextIO
 
 from rich.console import Console
 from rich.padding import Padding
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from advisor.report.blocks import MOST_ROWS, blocks, footer, header
 from advisor.report.report import Report
-from advisor.report.text import TIE, Block, Column, Command, Line, Table, joined, legend, plain_text
+from advisor.report.text import TIE, Block, Column, Command, Line, Table, joined, legend, pasteable, plain_text
 
 #: Nothing is set wider than this, however wide the terminal: long lines are hard to read.
 MAX_WIDTH = 100
@@ -26,6 +27,18 @@ _ASCII = str.maketrans({"×": "x", "·": "-", "→": "->", "✗": "x", "─": "-
 #: Stands for TIE while rich breaks lines, since it breaks at every kind of space.
 _UNBROKEN = "\ue000"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def report_console(file: TextIO | None = None) -> Console:
+    """A console for the report: a terminal's own width and colours, 100 plain columns in a pipe unless COLUMNS says otherwise.
+
+    Args:
+        file: where to print; standard output by default.
+    """
+    console = Console(file=file)
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
+        console.width = MAX_WIDTH
+    return console
 
 
 def render_terminal(report: Report, console: Console) -> None:
@@ -92,7 +105,7 @@ class _Page:
         if label and _INDENT + len(label) + len(command.text) > self._width:
             self.paragraph((label,), _INDENT)
             label = ""
-        for i, row in enumerate(_pasteable(self._safe(command.text), self._width - _INDENT - len(label))):
+        for i, row in enumerate(pasteable(self._safe(command.text), self._width - _INDENT - len(label))):
             self._print(Text.assemble(" " * _INDENT, "" if i else label, (row, "bold")))
 
     def _table(self, table: Table) -> None:
@@ -140,7 +153,7 @@ class _Page:
 
     def _safe(self, words: str) -> str:
         """Words, some from the user's code, without control characters and within the encoding."""
-        words = _CONTROL.sub("", words)
+        words = _CONTROL.sub("", words).encode("utf8", "backslashreplace").decode("utf8")
         if not self._ascii:
             return words
         return words.translate(_ASCII).encode("ascii", "replace").decode("ascii")
@@ -148,16 +161,3 @@ class _Page:
 
 def _ratio(column: Column, *, last: bool) -> int | None:
     return (3 if last else 2) if column.stretches else None
-
-
-def _pasteable(command: str, width: int) -> Iterator[str]:
-    """A command in rows of at most `width` columns where its words allow it, joined by backslashes."""
-    row = ""
-    for word in re.findall(r"(?:[^\s\"']|\"[^\"]*\"|'[^']*')+", command):
-        if row and len(row) + 1 + len(word) + 2 > width:
-            yield f"{row} \\"
-            row = f"    {word}"
-        else:
-            row = f"{row} {word}" if row else word
-    if row:
-        yield row

@@ -6,6 +6,7 @@ colours are lost in pipes, on paper and on some eyes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -59,6 +60,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Line, ...], ...]
     caption: str = ""
+    has_total: bool = False  # the last row is the sum of the others
     num_more: int = 0  # rows left out here; they are in the files
 
 
@@ -108,3 +110,16 @@ def legend() -> Line:
     """What the signs mean, said in numbers of each kind."""
     examples: list[Line] = [(Number("1.23", source), f"{TIE}{meaning}") for source, (_, _, meaning) in PROVENANCES.items()]
     return ("numbers: ", *joined(examples))
+
+
+def pasteable(command: str, width: int) -> list[str]:
+    """A command in rows of at most `width` columns where its words allow it, joined by backslashes so that it still pastes."""
+    rows: list[str] = []
+    row = ""
+    for word in re.findall(r"(?:[^\s\"']|\"[^\"]*\"|'[^']*'|[\"'])+", command):
+        if row and len(row) + 1 + len(word) + 2 > width:
+            rows.append(f"{row} \\")
+            row = f"    {word}"
+        else:
+            row = f"{row} {word}" if row else word
+    return [*rows, row] if row else rows

@@ -15,8 +15,8 @@ from advisor.search.types import Candidate, Rejected, SearchResult
 from cost_models.types import Cluster, Estimates, FloatArray, IntArray, Plan, PlanTable, Workload
 
 OBJECTIVES = ("throughput", "memory", "gpus")
-#: Plans this close in predicted time are equal for us; the simpler one goes first.
-TIE_SHARE = 0.02
+#: Plans this close in predicted time are equal for us (the prices themselves are further off); the simplest goes first.
+TIE_SHARE = 0.05
 #: Strategy families that a report must have a word on, in the order people try them.
 FAMILIES = ("DDP", "ZeRO-1", "ZeRO-2", "FSDP", "HSDP", "tensor parallel", "pipeline parallel", "tensor and pipeline parallel")
 _SCALARS = ("step_time_s", "low_s", "high_s", "peak_memory_bytes", "allocated_memory_bytes", "high_memory_bytes", "load_memory_bytes", "save_memory_bytes", "mfu")  # fmt: skip
@@ -125,11 +125,11 @@ def _distinct(plans: PlanTable, order: IntArray, limit: int) -> list[int]:
     key = np.stack([_families(plans), plans.tp_degree, plans.pp_degree, plans.offload, plans.zero_stage], axis=1)[order]
     _, first = np.unique(key, axis=0, return_index=True)
     chosen = [int(i) for i in order[np.sort(first)]]
-    seen: set[int] = set()
-    families = _families(plans)
-    leaders = [i for i in chosen if not (int(families[i]) in seen or seen.add(int(families[i])))]  # type: ignore[func-returns-value]
-    kept = sorted({*leaders, *chosen[:limit]}, key=chosen.index)
-    return kept[: max(limit, len(leaders))]
+    families = _families(plans)[chosen]
+    _, leads = np.unique(families, return_index=True)  # the best of each family is always shown
+    places = set(leads.tolist())
+    places |= set([k for k in range(len(chosen)) if k not in places][: max(0, limit - len(places))])
+    return [chosen[k] for k in sorted(places)] if limit > 1 else chosen[:limit]
 
 
 def _candidate(plans: PlanTable, prices: Estimates, i: int) -> Candidate:
@@ -181,6 +181,8 @@ def _why_illegal(name: str, request: Request) -> str:
     if world == 1:
         return ""
     tensor, stages = "tensor" in name, "pipeline" in name
+    if tensor and stages and not (workload.can_tensor_parallel and workload.can_pipeline):
+        return ""  # said by the two families it is made of
     if tensor and not workload.can_tensor_parallel:
         return "not possible: no column- and row-parallel pairs of linear layers in the repeated blocks"
     if stages and not workload.can_pipeline:
@@ -195,6 +197,8 @@ def _why_illegal(name: str, request: Request) -> str:
 def _example(name: str, cluster: Cluster) -> Plan:
     """A plan that stands for a family without legal plans."""
     world = cluster.num_gpus
+    if "tensor" in name and "pipeline" in name:
+        return Plan(tp_degree=2, pp_degree=max(2, world // 2), schedule="1f1b")
     if "pipeline" in name:
         return Plan(pp_degree=world, schedule="1f1b")
     if "tensor" in name:

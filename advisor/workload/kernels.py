@@ -26,20 +26,13 @@ NUM_KERNELS = {
     "cumsum": 2.0,
     "randperm": 4.0,
 }
-#: cuDNN runs a recurrent layer as one or two kernels per time step, with the gates fused in.
-KERNELS_PER_TIME_STEP = 2.0
-#: Modules that cuDNN runs as a whole; a CPU trace shows their gates one by one.
-FUSED_RECURRENT_CLASSES = ("LSTM", "GRU", "RNN")
 
 
-def gpu_kernels(name: str, traced: float, module_class: str) -> float:
+def gpu_kernels(name: str, traced: float) -> float:
     """Kernels launched by one call of an operator.
 
     Args:
         name: operator without "aten.".
         traced: what the profile says.
-        module_class: class of the module that called it.
     """
-    if module_class in FUSED_RECURRENT_CLASSES:
-        return 0.0 if name not in ("mm", "addmm", "linear") else 1.0
     return max(NUM_KERNELS.get(name.rstrip("_"), 1.0), traced)

@@ -13,11 +13,6 @@ from advisor.profiling.schema import StepProfile
 
 Shape = tuple[int, ...]
 
-#: Bytes per element by the profile's names of dtypes.
-ELEMENT_BYTES = {
-    "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp64": 8.0, "int64": 8.0, "int32": 4.0, "int16": 2.0,
-    "int8": 1.0, "uint8": 1.0, "bool": 1.0,
-}  # fmt: skip
 FLOAT_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 #: Containers that only line their children up.
 LIST_CLASSES = ("ModuleList", "Sequential", "ModuleDict")
@@ -116,6 +111,12 @@ class Tree:
         return found
 
     @cached_property
+    def weighted(self) -> frozenset[str]:
+        """Modules that own parameters, shared ones included, with everything around them."""
+        owners = {p.module for p in self.parameters} | {parent(alias) for p in self.parameters for alias in p.aliases}
+        return frozenset(above for path in owners for above in ancestors(path))
+
+    @cached_property
     def forward_flops_below(self) -> dict[str, float]:
         """Flops of the forward pass of each module with its children."""
         found = dict.fromkeys(self.modules, 0.0)
@@ -147,7 +148,7 @@ def read_tree(profile: StepProfile) -> Tree:
         "call", "module", "phase", "operator", "op_class", "input_shapes", "output_shapes", "dtype", "weight", "flops", "read_bytes",
         "written_bytes", "saved_bytes", "causal", "num_kernels",
     ))  # fmt: skip
-    ops = tuple(sorted((_op(*row) for row in rows), key=lambda op: op.call))
+    ops = tuple(sorted(map(_op, rows), key=lambda op: op.call))
     rows = _rows(profile.parameters, ("name", "aliases", "module", "shape", "dtype", "num_elements", "requires_grad"))
     parameters = tuple(
         Parameter(name=name, aliases=tuple(aliases), module=module, shape=_shape(shape), dtype=dtype, num_elements=float(num),
@@ -155,7 +156,9 @@ def read_tree(profile: StepProfile) -> Tree:
         for name, aliases, module, shape, dtype, num, trainable in rows
     )  # fmt: skip
     modules: dict[str, Module] = {}
-    rows = _rows(profile.modules, ("order", "module", "class_name", "num_calls", "input_shape", "output_shape", "input_group", "weight_layout"))
+    rows = _rows(
+        profile.modules, ("order", "module", "class_name", "num_calls", "input_shape", "output_shape", "input_group", "weight_layout")
+    )
     for _order, path, class_name, num_calls, input_shape, output_shape, group, layout in sorted(rows, key=lambda r: (r[0] < 0, r[0])):
         modules[path] = Module(
             path=path, class_name=class_name, num_calls=int(num_calls), input_shape=_shape(input_shape), output_shape=_shape(output_shape),
@@ -175,10 +178,8 @@ def _shape(value: Any) -> Shape:
     return tuple(int(x) for x in value)
 
 
-def _op(
-    call: int, module: str, phase: str, operator: str, op_class: str, inputs: list[list[int]], outputs: list[list[int]], dtype: str,
-    weight: str, flops: float, read: float, written: float, saved: float, causal: int, kernels: float,
-) -> Op:  # fmt: skip
+def _op(row: tuple[Any, ...]) -> Op:
+    call, module, phase, operator, op_class, inputs, outputs, dtype, weight, flops, read, written, saved, causal, kernels = row
     return Op(
         call=int(call), module=module, phase=phase, name=operator.removeprefix("aten."), op_class=op_class,
         inputs=tuple(map(_shape, inputs)), outputs=tuple(map(_shape, outputs)), dtype=dtype, weight=weight or "", flops=float(flops),

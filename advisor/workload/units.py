@@ -66,7 +66,7 @@ def find_segments(tree: Tree) -> list[Segment]:
             loose = []
         if repeats > 1 or units[i].is_block:
             run = units[i : i + period * repeats]
-            segments.append(_run_segment([tuple(run[j : j + period]) for j in range(0, len(run), period)]))
+            segments.append(_run_segment(tree, [tuple(run[j : j + period]) for j in range(0, len(run), period)]))
         else:
             loose.append(units[i])
         i += period * repeats
@@ -79,9 +79,9 @@ def _any_heavy(tree: Tree, units: list[Unit], total_flops: float) -> bool:
 
 def _unit_paths(tree: Tree, path: str) -> list[str]:
     """Units below a module, itself if it is one; none for modules that neither own parameters nor hold one that does."""
-    if not tree.params_below.get(path):
+    if path not in tree.weighted:
         return []
-    kids = [kid for kid in tree.children[path] if tree.params_below[kid]]
+    kids = [kid for kid in tree.children[path] if kid in tree.weighted]
     if not kids:
         return [path]
     if path and not _is_opened(tree, path):
@@ -158,15 +158,23 @@ def _run_length(units: list[Unit], start: int) -> tuple[int, int]:
     return best
 
 
-def _run_segment(repeats: list[tuple[Unit, ...]]) -> Segment:
-    parts = [_common_name([repeat[i].path for repeat in repeats]) for i in range(len(repeats[0]))]
+def _run_segment(tree: Tree, repeats: list[tuple[Unit, ...]]) -> Segment:
+    parts = [_common_name(tree, [repeat[i].path for repeat in repeats]) for i in range(len(repeats[0]))]
     return Segment(name=" + ".join(dict.fromkeys(parts)), repeats=tuple(repeats))
 
 
-def _common_name(paths: list[str]) -> str:
-    """Paths of equal depth as one: what differs becomes "*"."""
-    columns = zip(*(path.split(".") for path in paths), strict=True)
-    return ".".join(parts[0] if len(set(parts)) == 1 else re.sub(r"\d+$", "", parts[0]) + "*" for parts in columns)
+def _common_name(tree: Tree, paths: list[str]) -> str:
+    """Paths of equal depth as one: "layers.*" for the whole of a list, "layers.1-5" for a part of it."""
+    columns = list(zip(*(path.split(".") for path in paths), strict=True))
+    varying = [i for i, parts in enumerate(columns) if len(set(parts)) > 1]
+    names = [parts[0] if i not in varying else re.sub(r"\d+$", "", parts[0]) + "*" for i, parts in enumerate(columns)]
+    if len(varying) == 1:
+        at, above = varying[0], ".".join(columns[i][0] for i in range(varying[0]))
+        siblings = [kid for kid in tree.children[above] if _pattern(kid) == _pattern(".".join(paths[0].split(".")[: at + 1]))]
+        first, last = columns[at][0], re.sub(r"^\D*", "", columns[at][-1])
+        if len(siblings) > len(paths) and int(last) - int(re.sub(r"^\D*", "", first)) == len(paths) - 1:
+            names[at] = f"{first}-{last}"
+    return ".".join(names)
 
 
 def _loose_segment(units: list[Unit]) -> Segment:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from cost_models.calibrate_io import Calibration, load_calibration
 from cost_models.types import BATCH_DIMS, OP_CLASSES, PHASES, PRICING_KINDS, TP_SPLITS, Device, FloatArray, IntArray, OpTable
@@ -21,7 +22,8 @@ GEMM, CONVOLUTION, ATTENTION, MEMORY = (PRICING_KINDS.index(k) for k in ("gemm",
 FORWARD, BACKWARD, OPTIMIZER = (PHASES.index(p) for p in ("forward", "backward", "optimizer"))
 ATTENTION_CLASS = OP_CLASSES.index("attention")
 #: Classes of achieved rate: constant that gives the share of the peak.
-RATES = ("gemm", "low", "expert", "expert_low", "convolution", "attention", "batched", "memory")
+RATES = ("gemm", "low", "expert", "expert_low", "convolution", "attention", "batched", "scalar", "memory")
+BoolArray = npt.NDArray[np.bool_]
 TILE = 128.0
 FLASH_BACKWARD_FACTOR = 2.5
 _ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
@@ -77,7 +79,7 @@ def peak_flops_per_s(device: Device, dtype: str, *, convolution: bool = False) -
 
 def device_shapes(
     ops: OpTable, split: Split, *, peaks: tuple[FloatArray, FloatArray], memory_bytes_per_s: FloatArray, num_sms: FloatArray,
-    element_bytes: FloatArray, low_precision: IntArray, expert: IntArray,
+    element_bytes: FloatArray, low_precision: IntArray, expert: IntArray, scalar: tuple[BoolArray, BoolArray],
 ) -> OpShapes:  # fmt: skip
     """Operators as one device executes them: micro-batch multiplied in, tensor and expert parallelism divided out.
 
@@ -90,6 +92,7 @@ def device_shapes(
         element_bytes: bytes per element of the matrix products.
         low_precision: 1 where the product runs in the low precision of the workload (fp8, fp4).
         expert: 1 where the product is a bank of experts, one independent product each.
+        scalar: where products, and where convolutions, run in fp32 without matrix units.
     """
     grow = {name: np.where(ops.batch_dim == i, split.samples, 1.0) for i, name in enumerate(BATCH_DIMS) if name != "none"}
     cut = {name: np.where(ops.tp_split == i, split.tp_degree, 1.0) for i, name in enumerate(TP_SPLITS) if name in ("m", "n", "k", "batch")}
@@ -104,7 +107,7 @@ def device_shapes(
     )
     flops = factor * m * n * k * batch * ops.work_share
     batched = is_gemm & (ops.op_class == ATTENTION_CLASS)
-    saturates = (is_gemm & ~batched) | is_conv
+    saturates = is_gemm & ~batched  # a convolution chooses tiles by its shape: its share of the peak stands for all
     tiles = np.ceil(m / TILE) * np.ceil(n / TILE) * batch
     waves = tiles / num_sms
     return OpShapes(
@@ -112,7 +115,7 @@ def device_shapes(
         wave_fill=np.where(saturates, waves / np.ceil(waves), 1.0),
         moved_bytes=np.where(is_gemm, element_bytes * batch * (m * k + k * n + m * n), _bytes(ops, split)),
         peak_flops_per_s=np.where(is_conv, peaks[1], peaks[0]), memory_bytes_per_s=memory_bytes_per_s + np.zeros(len(ops)),
-        rate=_rate_class(is_gemm, is_conv, is_attention, batched, low_precision, expert),
+        rate=_rate_class(ops, low_precision, expert, scalar),
     )  # fmt: skip
 
 
@@ -121,17 +124,23 @@ def _bytes(ops: OpTable, split: Split) -> FloatArray:
     inner = (ops.tp_split != TP_SPLITS.index("none")) & (ops.tp_split != TP_SPLITS.index("sequence"))
     sequence = (ops.tp_split == TP_SPLITS.index("sequence")) & (split.sequence_parallel > 0)
     divisor = np.where(inner | sequence, split.tp_degree, 1.0)
-    return ops.bytes_per_sample * split.samples / divisor + ops.bytes_fixed / np.where(inner, split.tp_degree, 1.0)  # type: ignore[no-any-return]
+    return ops.bytes_per_sample * split.samples / divisor + ops.bytes_fixed / np.where(inner, split.tp_degree, 1.0)
 
 
-def _rate_class(
-    is_gemm: np.ndarray, is_conv: np.ndarray, is_attention: np.ndarray, batched: np.ndarray, low: IntArray, expert: IntArray
-) -> IntArray:
+def _rate_class(ops: OpTable, low: IntArray, expert: IntArray, scalar: tuple[BoolArray, BoolArray]) -> IntArray:
+    is_gemm = ops.kind == GEMM
+    batched = is_gemm & (ops.op_class == ATTENTION_CLASS)
     plain = np.where(low > 0, RATES.index("low"), RATES.index("gemm"))
     product = np.where(expert > 0, np.where(low > 0, RATES.index("expert_low"), RATES.index("expert")), plain)
     product = np.where(batched, RATES.index("batched"), product)
-    other = np.where(is_conv, RATES.index("convolution"), np.where(is_attention, RATES.index("attention"), RATES.index("memory")))
-    return np.where(is_gemm, product, other).astype(np.int64)
+    other = np.where(
+        ops.kind == CONVOLUTION,
+        RATES.index("convolution"),
+        np.where(ops.kind == ATTENTION, RATES.index("attention"), RATES.index("memory")),
+    )
+    rates = np.where(is_gemm, product, other)
+    in_scalar = (is_gemm & scalar[0]) | ((ops.kind == CONVOLUTION) & scalar[1])
+    return np.where(in_scalar, RATES.index("scalar"), rates).astype(np.int64)
 
 
 def rate_table(constants: Mapping[str, FloatArray]) -> FloatArray:
@@ -139,8 +148,14 @@ def rate_table(constants: Mapping[str, FloatArray]) -> FloatArray:
     gemm, low = constants["gemm_rate_share"], constants["low_precision_rate_share"]
     imbalance = constants["expert_imbalance"]
     columns = (gemm, gemm * low, gemm / imbalance, gemm * low / imbalance, constants["convolution_rate_share"],
-               constants["attention_rate_share"], constants["batched_rate_share"], np.ones_like(gemm))  # fmt: skip
+               constants["attention_rate_share"], constants["batched_rate_share"], constants["scalar_rate_share"], np.ones_like(gemm))  # fmt: skip
     return np.stack(columns, axis=1)
+
+
+def memory_table(constants: Mapping[str, FloatArray]) -> FloatArray:
+    """Achieved share of the memory rate per (pair, RATES): products count their operands, memory-bound operators `memory_traffic` times."""
+    share = constants["memory_rate_share"]
+    return np.stack([share] * (len(RATES) - 1) + [share / constants["memory_traffic"]], axis=1)
 
 
 def shape_seconds(shapes: OpShapes, constants: Mapping[str, FloatArray], pair: IntArray) -> FloatArray:
@@ -154,13 +169,21 @@ def shape_seconds(shapes: OpShapes, constants: Mapping[str, FloatArray], pair: I
 
     def of(name: str) -> FloatArray | float:
         values = constants[name]
-        return float(values[0]) if len(values) == 1 else values[pair]  # type: ignore[no-any-return]
+        return float(values[0]) if len(values) == 1 else values[pair]
 
     share = rate_table(constants).ravel()[pair * len(RATES) + shapes.rate]
     short = (1.0 + of("gemm_half_m") / shapes.m) * (1.0 + of("gemm_half_n") / shapes.n) * (1.0 + of("gemm_half_k") / shapes.k)
     fill = np.exp(of("wave_exponent") * np.log(shapes.wave_fill))
     compute_s = shapes.flops * short / (shapes.peak_flops_per_s * share * fill)
-    return np.maximum(compute_s, shapes.moved_bytes / (shapes.memory_bytes_per_s * of("memory_rate_share")))  # type: ignore[no-any-return]
+    memory_share = memory_table(constants).ravel()[pair * len(RATES) + shapes.rate]
+    return np.maximum(compute_s, shapes.moved_bytes / (shapes.memory_bytes_per_s * memory_share))  # type: ignore[no-any-return]
+
+
+def _scalar(device: Device, dtype: str, n: int) -> tuple[BoolArray, BoolArray]:
+    """Where products and convolutions of n operators run in fp32 without matrix units."""
+    product = dtype == "fp32"
+    convolution = product and peak_flops_per_s(device, dtype, convolution=True) == peak_flops_per_s(device, dtype)
+    return np.full(n, product), np.full(n, convolution)
 
 
 def op_seconds(
@@ -186,7 +209,7 @@ def op_seconds(
         raise ValueError(f"micro_batch {micro_batch} and tp_degree {tp_degree} must be positive")
     n = len(ops)
     calibration = calibration or load_calibration()
-    constants = calibration.table([("", device.family)])
+    constants = calibration.table([("", device.family, device.name)])
     low = np.full(n, int(compute_dtype in ("fp8", "fp4")), dtype=np.int64)
     ones = np.ones(n)
     shapes = device_shapes(
@@ -194,6 +217,7 @@ def op_seconds(
         peaks=(ones * peak_flops_per_s(device, compute_dtype), ones * peak_flops_per_s(device, compute_dtype, convolution=True)),
         memory_bytes_per_s=ones * device.memory_bytes_per_s, num_sms=ones * device.num_multiprocessors,
         element_bytes=ones * _ELEMENT_BYTES[compute_dtype], low_precision=low, expert=np.zeros(n, dtype=np.int64),
+        scalar=_scalar(device, compute_dtype, n),
     )  # fmt: skip
     return shape_seconds(shapes, constants, np.zeros(n, dtype=np.int64))
 

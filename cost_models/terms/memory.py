@@ -15,14 +15,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from cost_models.calibrate_io import Calibration, load_calibration
 from cost_models.terms.memory_cells import CELL_COLUMNS, Cells, make_cells
-from cost_models.terms.memory_traits import MemoryConstants
+from cost_models.terms.memory_traits import MemoryConstants, memory_traits
 from cost_models.types import MEMORY_PARTS, SCHEDULES, Cluster, FloatArray, IntArray, PlanTable, Workload
 
+BoolArray = npt.NDArray[np.bool_]
 _CHUNK = 16384  # plans priced at once: working arrays stay in the processor's cache
 _GPIPE, _INTERLEAVED = SCHEDULES.index("gpipe"), SCHEDULES.index("interleaved")
+_FULL = 0.95  # share of a device's memory that reclaimable blocks may fill
 _INPUT_COPIES = 2.0  # the batch in use and the next one
 
 
@@ -67,14 +70,18 @@ def memory_costs(
     """
     constants = MemoryConstants.from_mapping((calibration or load_calibration()).memory)
     cells = make_cells(workload, plans, rank=rank)
+    traits = [memory_traits(name) for name in plans.runtime_names]
+    factor = np.array([constants.reserved_factor if t.reserved_factor is None else t.reserved_factor for t in traits])[plans.runtime]
+    margin = np.array([constants.high_factor if t.measured else constants.unmeasured_high_factor for t in traits])[plans.runtime]
     job = _Job(workload=workload, gpus_per_node=cluster.gpus_per_node, cells=cells, constants=constants)
-    out = {name: np.zeros(len(plans)) for name in (*MEMORY_PARTS, "load", "save", "host")}
+    out = {name: np.zeros(len(plans)) for name in (*MEMORY_PARTS, "load", "save", "host", "held", "held_at_worst")}
     for start in range(0, len(plans), _CHUNK):
         rows = np.arange(start, min(start + _CHUNK, len(plans)))
         priced = _chunk(job, plans.take(rows), cells.code[rows])
         for name, values in priced.items():
             out[name][rows] = values
-    return _costs(out, constants, plans)
+    high = _High(factor=margin, bytes=constants.high_bytes, limit_bytes=_FULL * cluster.device.memory_bytes)
+    return _costs(out, factor, _context(plans, constants), high)
 
 
 def memory_costs_rows(
@@ -116,20 +123,42 @@ def num_in_flight(plans: PlanTable, stage: FloatArray) -> FloatArray:
     return np.where(pp > 1, flight, 1.0)
 
 
-def _costs(out: dict[str, FloatArray], constants: MemoryConstants, plans: PlanTable) -> MemoryCosts:
-    allocated = sum((out[name] for name in MEMORY_PARTS if name != "reserve"), np.zeros(len(plans)))
-    reserved = allocated * constants.reserved_factor
-    context = _context(plans, constants)
-    parts = {name: out[name] for name in MEMORY_PARTS} | {"reserve": reserved - allocated + context}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _High:
+    """How the cautious end is made."""
+
+    factor: FloatArray
+    bytes: float
+    limit_bytes: float  # of the device: reclaimable blocks fill no more
+
+
+def _costs(out: dict[str, FloatArray], factor: FloatArray, context: FloatArray, cautious: _High) -> MemoryCosts:
+    """Allocated, reserved and driver's view from the parts.
+
+    Freed tensors that wait for another stream are given back when an allocation fails, so they fill a device but never overfill it.
+    """
+    allocated = sum((out[name] for name in MEMORY_PARTS if name != "reserve"), np.zeros(len(factor)))
+    reserved = allocated * factor + out["reserve"]
+    load, save = (out[name] * factor + context for name in ("load", "save"))
+    over = np.maximum(np.maximum(load, save) - (reserved + context), 0.0)  # load or save above the step: gathered or whole parameters
+    allocated, reserved = allocated + over / factor, reserved + over
+    high = (reserved + context) * cautious.factor + cautious.bytes
+    high = high + np.minimum(out["held_at_worst"], np.maximum(cautious.limit_bytes - high, 0.0))
+    reserved = reserved + np.minimum(out["held"], np.maximum(cautious.limit_bytes - reserved - context, 0.0))
+    parts = {name: out[name] for name in MEMORY_PARTS}
+    parts["gathered"] = parts["gathered"] + over / factor
+    parts["reserve"] = reserved - allocated + context
     peak = reserved + context
-    load, save = (out[name] * constants.reserved_factor + context for name in ("load", "save"))
-    over = np.maximum(np.maximum(load, save) - peak, 0.0)  # load or save above the step: gathered or whole parameters
-    parts["gathered"] = parts["gathered"] + over
-    peak = peak + over
     return MemoryCosts(
-        parts=parts, peak=peak, allocated=allocated + over / constants.reserved_factor, reserved=reserved + over,
-        high=peak * constants.high_factor, load=load, save=save, host_bytes=out["host"],
-    )  # fmt: skip
+        parts=parts,
+        peak=peak,
+        allocated=allocated,
+        reserved=reserved,
+        high=np.maximum(high, peak),
+        load=load,
+        save=save,
+        host_bytes=out["host"],
+    )
 
 
 def _context(plans: PlanTable, constants: MemoryConstants) -> FloatArray:
@@ -167,6 +196,9 @@ def _stage(job: _Job, plans: PlanTable, code: IntArray, candidate: int) -> dict[
     fullest = totals.argmax(axis=0)
     out = {name: np.choose(fullest, [m.get(name, np.zeros(len(plans))) for m in moments]) for name in MEMORY_PARTS}
     out["total"] = totals.max(axis=0)
+    pooled = (c["pools_gradients"] > 0) & (plans.zero_stage >= 2)
+    out["reserve"] = np.where(pooled, parts["gradients"] - out["gradients"], 0.0)
+    out["held"], out["held_at_worst"] = parts["held"], parts["held_at_worst"]
     whole = c["param_bytes"] * c["params"]
     lasting = parts["parameters"] + parts["optimizer"]
     gathered16 = c["saves_gathered"] * c["compute_bytes"] * workload.num_params
@@ -227,16 +259,35 @@ def _step_parts(job: _Job, plans: PlanTable, c: Mapping[str, FloatArray], flight
     gathered = gathered + np.where(casts, np.maximum(c["param_bytes"] - c["compute_bytes"], 0.0) / 2 * c["params"], 0.0)
     scale = constants.activation_scale * micro
     boundary = np.where(plans.pp_degree > 1, c["boundary_copies"] * c["boundary"], 0.0)
+    split = np.where(plans.tp_degree > 1, micro * c["boundary"], 0.0)
     copies = np.where(plans.schedule == _GPIPE, flight, 1.0) + np.where(accumulates, c["carried_logits_share"], 0.0)
     return {
         "activations": scale * (flight * c["kept"] + flight * boundary),
         "recomputed": scale * c["again"],
         "logits": micro * c["logits"] * copies,
         "temporaries": micro * c["temporary"],
-        "gathered": gathered,
+        "held": np.where(_holds(plans, job.cells.held), split * c["held_outputs"], 0.0),
+        "held_at_worst": split * c["held_outputs"],
+        "gathered": gathered + split * c["gather_buffers"],
         "inputs": _INPUT_COPIES * micro * c["is_first"] * job.workload.input_bytes,
         "floor": np.full(len(plans), constants.floor_bytes),
     }
+
+
+def _holds(plans: PlanTable, held: Mapping[int, tuple[Mapping[str, int], ...]]) -> BoolArray:
+    """Plans in which a runtime was seen to hold freed tensors (`held_where`)."""
+    out = np.zeros(len(plans), dtype=np.bool_)
+    for runtime, alternatives in held.items():
+        data = plans.dp_replicate_degree * plans.dp_shard_degree
+        columns = {"pp_degree": plans.pp_degree, "tp_degree": plans.tp_degree, "dp_degree": data}
+        columns["num_gpus"] = data * plans.tp_degree * plans.cp_degree * plans.pp_degree
+        for bounds in alternatives:
+            inside = plans.runtime == runtime
+            for name, bound in bounds.items():
+                column = columns[name[4:]]
+                inside &= column >= bound if name.startswith("min_") else column <= bound
+            out |= inside
+    return out
 
 
 def _moments(parts: Mapping[str, FloatArray], plans: PlanTable, c: Mapping[str, FloatArray]) -> tuple[dict[str, FloatArray], ...]:
@@ -244,7 +295,8 @@ def _moments(parts: Mapping[str, FloatArray], plans: PlanTable, c: Mapping[str, 
     lasting = {name: parts[name] for name in ("parameters", "optimizer", "buckets")}
     gradients = parts["gradients"]
     held = np.where((c["keeps_gradients"] > 0) | (plans.num_microbatches > 1), gradients, 0.0)
-    floor, work = parts["floor"], parts["temporaries"]
+    floor = parts["floor"]
+    work = parts["temporaries"]
     saved = {name: parts[name] for name in ("activations", "gathered", "inputs")}
     loss = lasting | saved | {"gradients": held, "logits": parts["logits"], "temporaries": floor}
     layer = lasting | saved | {"gradients": held, "recomputed": parts["recomputed"], "temporaries": floor + work}

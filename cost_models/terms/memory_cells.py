@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from cost_models.terms.memory_stages import STAGE_COLUMNS, StageTable, stage_table
 from cost_models.terms.memory_traits import MemoryTraits, memory_traits
+from cost_models.traits import load_runtime
+from cost_models.traits import runtime_names as known_runtimes
 from cost_models.types import FloatArray, IntArray, PlanTable, Workload
 
 _TRAIT_COLUMNS = (
     "bucket_copies", "comm_buffer_bytes", "gathered_units", "unit_grad_bytes", "zero2_gathers", "autocast_copies", "keeps_gradients",
-    "step_copies", "carried_logits_share", "boundary_copies", "offloads_parameters", "builds_on_host", "saves_gathered",
+    "pools_gradients", "step_copies", "carried_logits_share", "boundary_copies", "gather_buffers", "held_outputs", "offloads_parameters", "builds_on_host", "saves_gathered",
 )  # fmt: skip
 _STATE_COLUMNS = ("param_bytes", "grad_bytes", "master_bytes", "state_bytes", "sharded_grad_bytes", "compute_bytes")
 #: Columns of a cell: parameters on the rank before data-parallel sharding, bytes per sample, and the runtime's traits.
@@ -31,6 +34,7 @@ class Cells:
     code: IntArray  # cell of each plan
     sums: list[FloatArray]  # one (cells, CELL_COLUMNS) array per candidate stage; cells with fewer candidates repeat their last
     candidates: IntArray  # candidate stages of each cell
+    held: Mapping[int, tuple[Mapping[str, int], ...]]  # runtime code -> plans in which it holds freed tensors
 
     @property
     def num_candidates(self) -> int:
@@ -42,15 +46,21 @@ def make_cells(workload: Workload, plans: PlanTable, *, rank: str = "fullest") -
     code, first = _group(plans)
     keys = plans.take(first)
     traits = [memory_traits(name) for name in plans.runtime_names]
+    cuts = [t.stage_split or _pipeline_cut(name) for t, name in zip(traits, plans.runtime_names, strict=True)]
     tables = {
-        (pp, split): stage_table(workload, pp, by_params=split == "cost", rank=rank)
-        for pp, split in {(int(p), traits[int(r)].stage_split) for p, r in zip(keys.pp_degree, keys.runtime, strict=True)}
+        (pp, cut): stage_table(workload, pp, cut, rank=rank)
+        for pp, cut in {(int(p), cuts[int(r)]) for p, r in zip(keys.pp_degree, keys.runtime, strict=True)}
     }
-    own = [tables[int(p), traits[int(r)].stage_split] for p, r in zip(keys.pp_degree, keys.runtime, strict=True)]
+    own = [tables[int(p), cuts[int(r)]] for p, r in zip(keys.pp_degree, keys.runtime, strict=True)]
     counts = np.array([len(t.index) for t in own], dtype=np.int64) if own else np.zeros(0, np.int64)
     most = int(counts.max()) if len(counts) else 1
     sums = [_price(workload, keys, traits, own, candidate) for candidate in range(most)]
-    return Cells(code=code, sums=sums, candidates=counts)
+    held = {i: t.held_where for i, t in enumerate(traits) if t.held_where}
+    return Cells(code=code, sums=sums, candidates=counts, held=held)
+
+
+def _pipeline_cut(runtime: str) -> str:
+    return load_runtime(runtime).pipeline_cut if runtime in known_runtimes() else "balanced"
 
 
 def _group(plans: PlanTable) -> tuple[IntArray, IntArray]:
@@ -98,7 +108,7 @@ def _price(workload: Workload, keys: PlanTable, traits: list[MemoryTraits], tabl
         "trainable": s["trainable_plain"] + s["trainable_tp"] / tp + trainable_experts, "trainable_experts": trainable_experts,
         "kept": per_sample("kept"), "again": per_sample("again"), "temporary": per_sample("temporary"),
         "logits": s["is_last"] * workload.logits_bytes / (cp * np.where(trait["vocab_parallel"] > 0, tp, 1.0)),
-        "boundary": s["boundary"] / (cp * 1.0), "unit": unit, "unit_trainable": unit * s["unit_trainable_share"],
+        "boundary": s["boundary"] / (cp * 1.0), "unit": unit, "unit_trainable": unit * s["unit_trained_share"],
         "root": s["root_plain"] + s["root_tp"] / tp, "is_first": s["is_first"],
         "stage": np.array([t.index[i] for t, i in zip(tables, which, strict=True)]),
     }  # fmt: skip

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
+from cost_models.stages import stage_split
 from cost_models.types import RECOMPUTES, FloatArray, LayerGroup, Workload
 
 #: Sums over the layers of a stage, before any division. "unit" is the largest layer that is gathered or recomputed as one.
@@ -14,10 +14,11 @@ STAGE_COLUMNS = (
     "params_plain", "params_tp", "params_expert", "trainable_plain", "trainable_tp", "trainable_expert",
     "kept_inner", "kept_sequence", "kept_other", "again_inner", "again_sequence", "again_other",
     "temporary_inner", "temporary_sequence", "temporary_other",
-    "unit_plain", "unit_tp", "unit_expert", "unit_trainable_share", "root_plain", "root_tp", "root_trainable_share",
+    "unit_plain", "unit_tp", "unit_expert", "unit_trained_share", "root_plain", "root_tp", "root_trainable",
     "boundary", "is_first", "is_last",
 )  # fmt: skip
 _COLUMN = {name: i for i, name in enumerate(STAGE_COLUMNS)}
+_KINDS, _SPLITS = ("plain", "tp", "expert"), ("inner", "sequence", "other")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,36 +29,37 @@ class StageTable:
     sums: FloatArray  # (recompute, stages, STAGE_COLUMNS)
 
 
-def stage_repeats(workload: Workload, pp_degree: int, *, by_params: bool = False) -> FloatArray:
+def stage_repeats(workload: Workload, pp_degree: int, cut: str) -> FloatArray:
     """Repeats of each group on each stage, shape (pp_degree, groups).
-
-    Equal layers are spread evenly; what is left over goes to stages after the first, which also hold the embedding. Ragged models
-    are cut so that the costliest stage costs least (products of the operators).
 
     Args:
         workload: the model.
         pp_degree: stages.
-        by_params: close a stage once it reaches its share of the parameters (nanotron's rule).
+        cut: as in `stage_split`, or "cost": nanotron's rule, by which a block joins the stage, which closes if the running cost
+            exceeds its share; a block costs its weights, the head too, the embedding nothing.
     """
-    atoms, costs = _atoms(workload, by_params=by_params)
-    if by_params:
-        bounds = _greedy_bounds(costs, pp_degree)
-    elif _is_uniform(atoms, workload):
-        base, rest = divmod(len(atoms), pp_degree)
-        sizes = np.full(pp_degree, base)
-        sizes[1 : 1 + min(rest, pp_degree - 1)] += 1
-        sizes[0] += rest - min(rest, pp_degree - 1)
-        bounds = np.concatenate([[0], np.cumsum(sizes)])
-    else:
-        bounds = _balanced_bounds(costs, pp_degree)
-    return np.array([atoms[a:b].sum(axis=0) for a, b in itertools.pairwise(bounds)])
+    if cut != "cost":
+        return stage_split(workload, pp_degree, cut=cut).counts.astype(np.float64)
+    size = len(workload.groups)
+    pieces = [g for g, group in enumerate(workload.groups) for _ in range(group.num_repeats)]
+    weights = np.array([group.num_params for group in workload.groups])
+    if not workload.groups[0].can_cut:
+        weights[0] = 0.0
+    if workload.tied_params:
+        weights[-1] = max(weights[-1], workload.tied_params)
+    counts, stage, running, total = np.zeros((pp_degree, size)), 0, 0.0, float(weights[pieces].sum())
+    for g in pieces:
+        counts[stage, g] += 1
+        running += weights[g]
+        if running > total * (stage + 1) / pp_degree * (1 + 1e-9) and stage < pp_degree - 1:
+            stage += 1
+    return counts
 
 
-def stage_table(workload: Workload, pp_degree: int, *, by_params: bool = False, rank: str = "fullest") -> StageTable:
+def stage_table(workload: Workload, pp_degree: int, cut: str, *, rank: str = "fullest") -> StageTable:
     """Sums of the stages that can be the fullest (or of the first or last one, if only that is asked for)."""
-    repeats = stage_repeats(workload, pp_degree, by_params=by_params)
-    ties = _tied_on_last(workload, pp_degree)
-    sums = np.array([[_sums(workload, row, i, pp_degree, mode, ties) for i, row in enumerate(repeats)] for mode in RECOMPUTES])
+    repeats = stage_repeats(workload, pp_degree, cut)
+    sums = _all_sums(workload, repeats)
     if rank == "first":
         wanted = [0]
     elif rank == "last":
@@ -69,91 +71,13 @@ def stage_table(workload: Workload, pp_degree: int, *, by_params: bool = False, 
     return StageTable(index=np.array(wanted, dtype=np.float64), sums=sums[:, wanted])
 
 
-def _atoms(workload: Workload, *, by_params: bool) -> tuple[FloatArray, FloatArray]:
-    """Smallest pieces that stages are made of, as repeats per group, and their costs.
-
-    What can't end a stage joins the next piece; what is left at the end joins the last.
-    """
-    size = len(workload.groups)
-    pieces: list[FloatArray] = []
-    open_piece = np.zeros(size)
-    for g, group in enumerate(workload.groups):
-        if not group.can_cut:
-            open_piece[g] += group.num_repeats
-            continue
-        parts = max(group.num_layers, 1)
-        for _ in range(group.num_repeats * parts):
-            open_piece[g] += 1.0 / parts
-            pieces.append(open_piece)
-            open_piece = np.zeros(size)
-    if not pieces:
-        pieces.append(open_piece)
-    elif open_piece.any():
-        if by_params:
-            pieces.append(open_piece)
-        else:
-            pieces[-1] = pieces[-1] + open_piece
-    weights = np.array([g.num_params if by_params else _cost(g) for g in workload.groups])
-    atoms = np.array(pieces)
-    costs = atoms @ weights
-    if by_params and not workload.groups[0].can_cut:
-        costs[0] -= weights[0] * workload.groups[0].num_repeats  # the embedding is looked up, not multiplied
-    return atoms, costs
-
-
-def _cost(group: LayerGroup) -> float:
-    products = float(np.sum(group.ops.m * group.ops.n * group.ops.k * group.ops.batch)) if len(group.ops) else 0.0
-    return products or max(group.num_params, 1.0)
-
-
-def _is_uniform(atoms: FloatArray, workload: Workload) -> bool:
-    cut = [g for g, group in enumerate(workload.groups) if group.can_cut]
-    costs = [_cost(workload.groups[g]) for g in cut]
-    return len(atoms) <= 1 or not costs or max(costs) <= 1.5 * min(costs)
-
-
-def _greedy_bounds(costs: FloatArray, stages: int) -> FloatArray:
-    """A piece joins the stage, which then closes if the running cost exceeds its share."""
-    share = costs.sum() / stages
-    bounds, running = [0], 0.0
-    for i, cost in enumerate(costs):
-        running += cost
-        if running > share * len(bounds) * (1 + 1e-9) and len(bounds) < stages:
-            bounds.append(i + 1)
-    bounds += [len(costs)] * (stages + 1 - len(bounds))
-    return np.array(bounds)
-
-
-def _balanced_bounds(costs: FloatArray, stages: int) -> FloatArray:
-    """Contiguous split with the smallest largest sum: bisection on the bound, then first fit; every stage gets a piece if it can."""
-    low, high = float(costs.max()), float(costs.sum())
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if _fits(costs, middle) <= stages else (middle, high)
-    bounds, running = [0], 0.0
-    for i, cost in enumerate(costs):
-        left = len(costs) - i
-        must_close = left == stages - len(bounds) and i > bounds[-1]
-        if i > bounds[-1] and len(bounds) < stages and (running + cost > high * (1 + 1e-9) or must_close):
-            bounds.append(i)
-            running = 0.0
-        running += cost
-    bounds += [len(costs)] * (stages + 1 - len(bounds))
-    return np.array(bounds)
-
-
-def _fits(costs: FloatArray, bound: float) -> int:
-    stages, running = 1, 0.0
-    for cost in costs:
-        if running + cost > bound * (1 + 1e-12):
-            stages, running = stages + 1, 0.0
-        running += cost
-    return stages
-
-
-def _tied_on_last(workload: Workload, pp_degree: int) -> float:
-    """Tied weights exist twice in a pipeline: on the first and on the last stage."""
-    return workload.tied_params if pp_degree > 1 else 0.0
+def _all_sums(workload: Workload, repeats: FloatArray) -> FloatArray:
+    """(recompute, stages, columns); equal stages are summed once."""
+    rows, inverse = np.unique(repeats, axis=0, return_inverse=True)
+    once = np.array([[_sums(workload, row, mode) for row in rows] for mode in RECOMPUTES])
+    sums = once[:, inverse.ravel()]
+    _place(sums, workload)
+    return sums
 
 
 def _is_unit(group: LayerGroup) -> bool:
@@ -175,70 +99,61 @@ def _saved(group: LayerGroup, recompute: str) -> tuple[float, float, float]:
     if recompute == "selective":
         kept = (group.selective_inner_bytes, group.selective_sequence_bytes, group.selective_other_bytes)
         return kept if sum(kept) > 0 else (group.saved_inner_bytes, group.saved_sequence_bytes, group.saved_other_bytes)
-    return 0.0, min(group.boundary_bytes, _total_saved(group)), 0.0
+    return 0.0, min(group.boundary_bytes, sum(_saved(group, "none"))), 0.0
 
 
-def _total_saved(group: LayerGroup) -> float:
-    return group.saved_inner_bytes + group.saved_sequence_bytes + group.saved_other_bytes
-
-
-def _sums(workload: Workload, repeats: FloatArray, stage: int, pp_degree: int, recompute: str, ties: float) -> FloatArray:
+def _sums(workload: Workload, repeats: FloatArray, recompute: str) -> FloatArray:
+    """STAGE_COLUMNS of one stage, but for its place in the pipeline."""
     row = np.zeros(len(STAGE_COLUMNS))
-
-    def add(prefix: str, names: tuple[str, str, str], values: tuple[float, float, float], times: float) -> None:
-        for name, value in zip(names, values, strict=True):
-            row[_COLUMN[f"{prefix}_{name}"]] += times * value
-
-    kinds, splits = ("plain", "tp", "expert"), ("inner", "sequence", "other")
-    unit_size = again_size = temporary_size = root_all = root_trained = 0.0
-    for group, times in zip(workload.groups, repeats, strict=True):
-        if not times:
-            continue
-        params = _split_params(group)
-        trained = group.num_trainable_params / group.num_params if group.num_params else 0.0
-        add("params", kinds, params, times)
-        add("trainable", kinds, (params[0] * trained, params[1] * trained, params[2] * trained), times)
-        kept = _saved(group, recompute)
-        add("kept", splits, kept, times)
-        whole = (group.saved_inner_bytes, group.saved_sequence_bytes, group.saved_other_bytes)
-        share = min(1.0, times)
-        again = tuple((w - k) * share for w, k in zip(whole, kept, strict=True))
-        if sum(again) > again_size:
-            again_size = sum(again)
-            _put(row, "again", splits, again)
-        if group.temporary_bytes > temporary_size:
-            temporary_size, saved = group.temporary_bytes, sum(whole)
-            _put(
-                row,
-                "temporary",
-                splits,
-                tuple(group.temporary_bytes * (w / saved if saved else float(i == 2)) for i, w in enumerate(whole)),
-            )
-        if _is_unit(group):
-            if group.num_params > unit_size:
-                unit_size = group.num_params
-                _put(row, "unit", kinds, params)
-                row[_COLUMN["unit_trainable_share"]] = trained
-        else:
-            row[_COLUMN["root_plain"]] += params[0] * times
-            row[_COLUMN["root_tp"]] += (params[1] + params[2]) * times
-            root_all += group.num_params * times
-            root_trained += group.num_trainable_params * times
-        row[_COLUMN["boundary"]] = group.boundary_bytes if group.boundary_bytes else row[_COLUMN["boundary"]]
-    row[_COLUMN["root_trainable_share"]] = root_trained / root_all if root_all else 0.0
-    row[_COLUMN["is_first"]], row[_COLUMN["is_last"]] = float(stage == 0), float(stage == pp_degree - 1)
-    if ties and stage == pp_degree - 1:
-        first = workload.groups[0]
-        kind = "tp" if first.num_tp_params else "plain"
-        for prefix in ("params", "trainable", "root"):
-            row[_COLUMN[f"{prefix}_{kind}"]] += ties
-        row[_COLUMN["root_trainable_share"]] = max(row[_COLUMN["root_trainable_share"]], 1.0)
+    held = [(group, times) for group, times in zip(workload.groups, repeats, strict=True) if times]
+    for group, times in held:
+        params, share = _split_params(group), _trained_share(group)
+        _add(row, "params", _KINDS, params, times)
+        _add(row, "trainable", _KINDS, params, times * share)
+        _add(row, "kept", _SPLITS, _saved(group, recompute), times)
+        if not _is_unit(group):
+            _add(row, "root", ("plain", "tp"), (params[0], params[1] + params[2]), times)
+            row[_COLUMN["root_trainable"]] += group.num_trainable_params * times
+        row[_COLUMN["boundary"]] = group.boundary_bytes or row[_COLUMN["boundary"]]
+    again = max(((_again(g, recompute), min(t, 1.0)) for g, t in held), key=lambda pair: sum(pair[0]) * pair[1], default=((0.0,), 0.0))
+    _add(row, "again", _SPLITS, again[0], again[1])
+    last = workload.groups[-1]
+    widest = [g for g, _ in held if not (g is last and workload.logits_bytes and not _is_unit(g))]  # the loss has its own moment
+    if widest:
+        group = max(widest, key=lambda g: g.temporary_bytes)
+        saved = _saved(group, "none")
+        total = sum(saved)
+        _add(row, "temporary", _SPLITS, tuple(v / total for v in saved) if total else (0.0, 0.0, 1.0), group.temporary_bytes)
+    units = [g for g, _ in held if _is_unit(g)]
+    if units:
+        largest = max(units, key=lambda g: g.num_params)
+        _add(row, "unit", _KINDS, _split_params(largest), 1.0)
+        row[_COLUMN["unit_trained_share"]] = _trained_share(largest)
     return row
 
 
-def _put(row: FloatArray, prefix: str, names: tuple[str, str, str], values: tuple[float, ...]) -> None:
-    for name, value in zip(names, values, strict=True):
-        row[_COLUMN[f"{prefix}_{name}"]] = value
+def _trained_share(group: LayerGroup) -> float:
+    return group.num_trainable_params / group.num_params if group.num_params else 0.0
+
+
+def _again(group: LayerGroup, recompute: str) -> tuple[float, ...]:
+    """Bytes of one repeat that its backward pass makes again."""
+    return tuple(whole - kept for whole, kept in zip(_saved(group, "none"), _saved(group, recompute), strict=True))
+
+
+def _add(row: FloatArray, prefix: str, names: tuple[str, ...], values: tuple[float, ...], times: float) -> None:
+    for name, value in zip(names, values, strict=False):
+        row[_COLUMN[f"{prefix}_{name}"]] += times * value
+
+
+def _place(sums: FloatArray, workload: Workload) -> None:
+    """Mark first and last stage, and put a copy of tied weights on the last: they exist on both ends of a pipeline."""
+    sums[:, 0, _COLUMN["is_first"]] = 1.0
+    sums[:, -1, _COLUMN["is_last"]] = 1.0
+    if workload.tied_params and sums.shape[1] > 1:
+        kind = "tp" if workload.groups[0].num_tp_params else "plain"
+        for column in (f"params_{kind}", f"trainable_{kind}", f"root_{kind}", "root_trainable"):
+            sums[:, -1, _COLUMN[column]] += workload.tied_params
 
 
 def _undominated(sums: FloatArray) -> list[int]:

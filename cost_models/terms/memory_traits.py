@@ -18,8 +18,10 @@ from typing import Any
 GIB = 2.0**30
 GENERIC_RUNTIME = "torch"
 _SUFFIX = ".memory.toml"
-#: How a runtime cuts blocks into pipeline stages: equally, or closing a stage once its share of the cost is reached.
-STAGE_SPLITS = ("even", "cost")
+#: How blocks are cut into pipeline stages: as in `cost_models.stages`, or "cost", nanotron's rule.
+STAGE_SPLITS = ("", "even", "balanced", "greedy", "cost")
+#: Bounds of `held_where`.
+HELD_BOUNDS = tuple(f"{side}_{name}" for side in ("min", "max") for name in ("pp_degree", "tp_degree", "dp_degree", "num_gpus"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +40,16 @@ class MemoryTraits:
     zero2_gathers: bool = False  # stage 2 keeps sharded parameters and a gathered working copy (FSDP without resharding)
     autocast_copies: bool = False  # weights are cast inside autocast; the 16-bit copies live until the backward pass is over
     keeps_gradients: bool = True  # gradients live through forward (main-gradient buffers); False: freed by zero_grad
+    pools_gradients: bool = False  # reduced gradients come from a stream of their own, whose memory the forward pass cannot reuse
     step_copies: float = 0.0  # temporaries of the optimizer step, as a multiple of the sharded parameters (foreach optimizers)
     vocab_parallel: bool = True  # tensor parallelism divides logits and loss
     carried_logits_share: float = 0.0  # of a micro-batch's logits, still referenced when the next one peaks
     boundary_copies: float = 0.0  # a stage's outputs kept whole until their backward, as multiples (pipelines only)
-    stage_split: str = "even"
+    gather_buffers: float = 0.0  # lasting buffers for gathered tensor-parallel inputs, as multiples of a layer's undivided output
+    held_outputs: float = 0.0  # freed tensors that wait for another stream while the host runs ahead, in the same unit
+    held_where: tuple[Mapping[str, int], ...] = ()  # plans in which that was seen; each a set of bounds like {"max_pp_degree": 1}
+    reserved_factor: float | None = None  # reserved over allocated; None: the fitted constant
+    stage_split: str = ""  # "": as the runtime's `pipeline_cut`
     offloads_parameters: bool = False  # optimizer offload also moves sharded parameters and gradients to the host
     builds_on_host: bool = True  # each rank builds the whole model in host memory before it is sharded
     saves_gathered: bool = False  # a checkpoint gathers the whole 16-bit model on each device
@@ -52,13 +59,17 @@ class MemoryTraits:
     logit_bytes: float = 6.0  # bytes alive per logit at the loss
     fused_logit_bytes: float = 6.0  # the same where the loss is compiled, fused or chunked
     selective: str = "attention"  # "attention": all but the inside of attention is kept; "matmul": every second product is kept
-    async_tp_gathers: bool = False  # gathered tensor-parallel inputs may outlive their layer
+    measured: bool = False  # published figures of this runtime were compared with the model
+    # which of the above were read off published runs rather than code or documentation
+    inferred: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.stage_split not in STAGE_SPLITS:
-            raise ValueError(f'runtime {self.name}: stage_split is "{self.stage_split}", not one of {", ".join(STAGE_SPLITS)}')
+            raise ValueError(f'runtime {self.name}: stage_split is "{self.stage_split}", not one of {", ".join(STAGE_SPLITS[1:])}')
         if self.selective not in {"attention", "matmul"}:
             raise ValueError(f'runtime {self.name}: selective is "{self.selective}", not "attention" or "matmul"')
+        for name in {key for bounds in self.held_where for key in bounds} - set(HELD_BOUNDS):
+            raise ValueError(f'runtime {self.name}: held_where has no bound "{name}"; known: {", ".join(HELD_BOUNDS)}')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +78,12 @@ class MemoryConstants:
 
     activation_scale: float = 1.0  # multiple of the structural count of saved bytes
     floor_bytes: float = 0.1 * GIB  # always allocated: cuBLAS workspace, position tables, scalars
-    reserved_factor: float = 1.13  # reserved / allocated: fragmentation and rounding of the caching allocator
-    context_bytes: float = 0.9 * GIB  # CUDA context and libraries, outside the allocator
+    reserved_factor: float = 1.12  # reserved / allocated: fragmentation and rounding of the caching allocator
+    context_bytes: float = 1.2 * GIB  # CUDA context and libraries, outside the allocator
     group_bytes: float = 0.5 * GIB  # communication buffers per process group that spans more than one rank
-    high_factor: float = 1.17  # cautious upper end: covers 95% of unseen runs
+    high_factor: float = 1.04  # cautious upper end, peak x factor + bytes: 95% of unseen runs are not over it by more than 5%
+    high_bytes: float = 0.5 * GIB
+    unmeasured_high_factor: float = 1.10  # the same for runtimes of which no published figure was compared
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> MemoryConstants:
@@ -102,9 +115,25 @@ def memory_traits(runtime: str) -> MemoryTraits:
         ValueError: the runtime's file has an unknown field or value.
     """
     name = runtime if runtime in runtime_names() else GENERIC_RUNTIME
+    return MemoryTraits(name=name, **_table(name))
+
+
+def documented_traits(runtime: str) -> MemoryTraits:
+    """Traits of a runtime without those read off published runs: what would be known of it had nobody published any."""
+    traits, generic = memory_traits(runtime), MemoryTraits()
+    values = {f.name: getattr(generic if f.name in traits.inferred else traits, f.name) for f in dataclasses.fields(MemoryTraits)}
+    return MemoryTraits(**values)
+
+
+def _table(name: str) -> dict[str, Any]:
+    """The `memory` table of a runtime's file over that of the runtime it is `like`."""
     text = (resources.files("cost_models") / "runtimes" / f"{name}{_SUFFIX}").read_text(encoding="utf8")
-    table = tomllib.loads(text).get("memory", {})
+    own: dict[str, Any] = tomllib.loads(text).get("memory", {})
+    base = _table(own.pop("like")) if "like" in own else {}
     known = {f.name for f in dataclasses.fields(MemoryTraits)} - {"name"}
-    for unknown in table.keys() - known:
+    for unknown in own.keys() - known:
         raise ValueError(f'runtime {name}: unknown memory trait "{unknown}"; known: {", ".join(sorted(known))}')
-    return MemoryTraits(name=name, **table)
+    merged = base | own
+    for key in ("held_where", "inferred"):
+        merged[key] = tuple(merged.get(key, ()))
+    return merged

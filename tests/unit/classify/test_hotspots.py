@@ -6,6 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from advisor.classify.hotspots import frame, hotspots, step_verdict
 from advisor.classify.work import op_flops
 from advisor.profiling.schema import MODULE_COLUMNS, OPERATOR_COLUMNS, PARAMETER_COLUMNS, ProfileMeta, StepProfile
@@ -24,8 +27,6 @@ from cost_models.types import (
     OptimizerSpec,
     Workload,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 GPU = Device(
     name="h100-sxm-80gb", memory_bytes=80e9, memory_bytes_per_s=3.35e12, peak_flops_per_s={"fp32": 67e12, "tf32": 495e12, "bf16": 989e12}

@@ -1,0 +1,76 @@
+"""What the engines' files have in common: names, batch arithmetic, blocks, imports and launch lines."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from advisor.engines.types import EngineInput
+from cost_models.types import Plan
+
+
+def block_patterns(model: Mapping[str, Any]) -> tuple[str, ...]:
+    """Regular expressions for the module paths of the repeated layers, outermost ones only."""
+    paths = list(model.get("block_paths") or [])
+    if not paths:
+        paths = [g["name"] for g in model.get("layer_groups") or [] if "*" in g["name"]]
+    outer = [p for p in dict.fromkeys(paths) if not any(p != q and p.startswith(f"{q}.") for q in paths)]
+    return tuple(re.escape(p).replace(r"\*", r"\d+") for p in outer)
+
+
+def half_dtype(inp: EngineInput) -> str:
+    """16-bit dtype of the products that parallelize.py must bring about ("" when the script does it by itself)."""
+    name = {"bf16": "bfloat16", "fp16": "float16"}.get(inp.precision, "")
+    return name if inp.meta.param_dtype == "fp32" else ""
+
+
+def arithmetic(plan: Plan) -> str:
+    """How the global batch comes about, in words."""
+    text = f"{plan.dp_degree} x {plan.micro_batch}"
+    if plan.num_microbatches > 1:
+        text += f" x {plan.num_microbatches}"
+    text += f" = {plan.global_batch} samples: data ranks x micro-batch"
+    return text + (" x accumulation" if plan.num_microbatches > 1 else "")
+
+
+def why_not_recompute(plan: Plan, model: Mapping[str, Any]) -> str:
+    """Why the plan's recomputation can't be had; empty when it can."""
+    return "" if plan.recompute == "none" or block_patterns(model) else "no repeated layers are known that could be recomputed"
+
+
+def checkpointed(module: str, recompute: str) -> str:
+    """Expression for a layer's forward that is run again in backward."""
+    policy = ", context_fn=keep_every_second_product" if recompute == "selective" else ""
+    return f"functools.partial(checkpoint, {module}.forward, use_reentrant=False{policy})"
+
+
+def unused_parameters(model: Mapping[str, Any]) -> list[str]:
+    """Trainable parameters that got no gradient in the profiled step."""
+    return list(model.get("unused_parameters") or [])
+
+
+def named(names: list[str], most: int = 2) -> str:
+    """A few names and how many more."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def check_python(name: str, text: str) -> list[str]:
+    """Empty when the text compiles."""
+    try:
+        compile(text, name, "exec")
+    except SyntaxError as error:
+        return [f"{name} line {error.lineno}: {error.msg}"]
+    return []
+
+
+def check_constants(name: str, text: str, expected: Mapping[str, int]) -> list[str]:
+    """Compare `NAME = number` and `A, B = 1, 2` lines at the top level with what the plan says."""
+    found: dict[str, object] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target, value = node.targets[0], node.value
+            pairs = zip(target.elts, value.elts, strict=False) if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) else [(target, value)]
+            found |= {t.id: v.value for t, v in pairs if isinstance(t, ast.Name) and isinstance(v, ast.Constant)}
+    return [f"{name}: {key} is {found.get(key, 'missing')}, the plan says {value}" for key, value in expected.items() if found.get(key) != value]

@@ -1,0 +1,60 @@
+"""PyTorch DistributedDataParallel; ZeRO-1 through ZeroRedundancyOptimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from advisor.engines import common, trainfile
+from advisor.engines.environment import render_python
+from advisor.engines.types import EngineInput
+from cost_models.types import Plan
+
+NAME = "ddp"
+TITLE = "PyTorch DDP"
+TRAIN_FILE = "train.py"
+
+_MEGABYTE = 2**20
+#: DDP's default bucket, and the share of all gradients that a bucket should not exceed, so that reduction overlaps backward.
+_BUCKET_MB, _GRADIENT_SHARE = 25, 0.8
+
+
+def supports(plan: Plan, model: Mapping[str, Any]) -> str:
+    """Empty when DDP can express the plan, else why not."""
+    if plan.tp_degree > 1 or plan.cp_degree > 1 or plan.ep_degree > 1:
+        return "it doesn't split layers"
+    if plan.pp_degree > 1:
+        return "it has no pipeline"
+    if plan.zero_stage > 1 and plan.dp_shard_degree > 1:
+        return "it keeps whole parameters and gradients on every rank"
+    if plan.zero_stage == 1 and plan.dp_replicate_degree > 1:
+        return "ZeroRedundancyOptimizer shards over all data ranks, not over some"
+    if plan.offload:
+        return "it can't keep optimizer states on the host"
+    return common.why_not_recompute(plan, model)
+
+
+def files(inp: EngineInput, script_path: str) -> dict[str, str]:
+    """parallelize.py and, where the script allows it, train.py."""
+    plan = inp.plan
+    gradient_mb = inp.meta.num_trainable_params * (2 if inp.meta.param_dtype in {"bf16", "fp16"} else 4) / _MEGABYTE
+    bucket = max(1, min(_BUCKET_MB, math.floor(_GRADIENT_SHARE * gradient_mb)))
+    reason = "the default" if bucket == _BUCKET_MB else f"{_GRADIENT_SHARE:.0%} of the gradients, so that reducing can overlap backward"
+    recompute = "none" if inp.meta.uses_checkpointing else plan.recompute
+    half = "" if inp.meta.autocast_dtype else common.half_dtype(inp)
+    unused = common.unused_parameters(inp.model)
+    title = f"DistributedDataParallel on {plan.dp_degree} rank{'s' if plan.dp_degree > 1 else ''}"
+    context = {
+        "title": title + (f", {recompute} recomputation." if recompute != "none" else "."), "recompute": recompute,
+        "block_patterns": common.block_patterns(inp.model), "needs_blocks": recompute != "none",
+        "checkpointed": common.checkpointed("block", recompute), "bucket_cap_mb": bucket, "bucket_reason": reason,
+        "unused": common.named(unused), "autocast_dtype": half, "precision": inp.precision,
+    }  # fmt: skip
+    texts = {"parallelize.py": render_python("ddp/parallelize.py.j2", context)}
+    return texts | trainfile.train_file(inp, engine=NAME, file_name=TRAIN_FILE, script_path=script_path)
+
+
+def validate(files: Mapping[str, str], inp: EngineInput) -> list[str]:
+    """What is wrong with the files; empty when they compile and say what the plan says."""
+    return trainfile.check(files, inp, TRAIN_FILE)

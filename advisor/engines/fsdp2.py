@@ -1,0 +1,66 @@
+"""PyTorch FSDP2 (`fully_shard`): ZeRO-2, ZeRO-3 and hybrid sharding, with offloading."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from advisor.engines import common, trainfile
+from advisor.engines.environment import render_python
+from advisor.engines.scripts import read_script
+from advisor.engines.types import EngineInput
+from cost_models.types import Plan
+
+NAME = "fsdp2"
+TITLE = "PyTorch FSDP2"
+TRAIN_FILE = "train.py"
+
+#: Without repeated layers: about this many sharding units, none smaller than a million parameters (small gathers are all latency).
+_NUM_UNITS, _MIN_UNIT_PARAMS = 16, 1_000_000
+
+
+def supports(plan: Plan, model: Mapping[str, Any]) -> str:
+    """Empty when FSDP2 can express the plan, else why not."""
+    if plan.pp_degree > 1:
+        return "it has no pipeline"
+    if plan.tp_degree > 1 or plan.cp_degree > 1 or plan.ep_degree > 1:
+        return "tensor parallelism is not written yet"
+    if plan.zero_stage < 2:
+        return "it shards gradients with the optimizer states" if plan.zero_stage else "there is nothing to shard"
+    return common.why_not_recompute(plan, model)
+
+
+def files(inp: EngineInput, script_path: str) -> dict[str, str]:
+    """parallelize.py and, where the script allows it, train.py."""
+    texts = {"parallelize.py": render_python("fsdp2/parallelize.py.j2", _context(inp))}
+    return texts | trainfile.train_file(inp, engine=NAME, file_name=TRAIN_FILE, script_path=script_path)
+
+
+def _context(inp: EngineInput) -> dict[str, Any]:
+    plan = inp.plan
+    hybrid = plan.dp_replicate_degree > 1
+    recompute = "none" if inp.meta.uses_checkpointing else plan.recompute
+    blocks, dtype = common.block_patterns(inp.model), common.half_dtype(inp)
+    scores_out = dtype and not read_script(trainfile.script_file(inp)).computes_own_loss
+    shards = f"{plan.dp_shard_degree} ranks" + (f", on {plan.dp_replicate_degree} replicas of them" if hybrid else "")
+    states = "Parameters, gradients and optimizer states" if plan.zero_stage == 3 else "Gradients and optimizer states"
+    return {
+        "title": f"FSDP2: {states.lower()} sharded over {shards}" + (f", {recompute} recomputation." if recompute != "none" else "."),
+        "summary": _summary(plan), "block_patterns": blocks, "needs_blocks": True, "recompute": recompute,
+        "checkpointed": common.checkpointed("module", recompute), "zero_stage": plan.zero_stage, "offload": plan.offload,
+        "mesh_shape": (plan.dp_replicate_degree, plan.dp_shard_degree) if hybrid else (plan.dp_shard_degree,),
+        "mesh_names": ("replicate", "shard") if hybrid else ("shard",), "param_dtype": dtype, "precision": inp.precision, "fp32_scores": scores_out,
+        "unit_params": max(_MIN_UNIT_PARAMS, inp.meta.num_params // _NUM_UNITS),
+        "leftovers": "embeddings, last norm and head" if blocks else "what no unit holds",
+    }  # fmt: skip
+
+
+def _summary(plan: Plan) -> str:
+    if plan.zero_stage == 2:
+        return "Shard everything between steps; a layer's weights are gathered in forward and stay for backward."
+    return "Shard everything; a layer's weights are gathered just before it runs, forward and backward."
+
+
+def validate(files: Mapping[str, str], inp: EngineInput) -> list[str]:
+    """What is wrong with the files; empty when they compile and say what the plan says."""
+    return trainfile.check(files, inp, TRAIN_FILE)

@@ -1,0 +1,289 @@
+"""One row of a table of runs -> workload, cluster, plan. Every default taken is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+import pandas as pd
+
+from advisor.measure.known_convnets import convnet_workload
+from cost_models.catalogue import default_gpus_per_node, default_links, find_gpu, parse_link
+from cost_models.traits import Runtime, load_runtime, runtime_names
+from cost_models.transformer import TransformerShape, transformer_workload
+from cost_models.types import Cluster, Device, Link, Plan, Workload
+
+Record = Mapping[str, Any]
+_GATED = ("llama", "qwen", "deepseek", "mixtral", "mistral", "gpt-oss", "kimi", "internlm", "kempner", "gemma")
+_UNTIED = ("llama2", "llama3", "qwen", "8.86b", "80b", "70.6b", "deepseek", "nemotron", "mixtral", "mistral", "gpt-oss", "kimi")
+
+
+class Skip(Exception):  # noqa: N818 - not an error: the reason why a row is left out
+    """A row that can't be priced, with the reason."""
+
+
+@dataclass(slots=True)
+class _Fields:
+    """Typed access to a row; remembers which fields were assumed."""
+
+    record: Record
+    assumed: list[str] = field(default_factory=list)
+
+    def text(self, name: str) -> str:
+        value = self.record.get(name)
+        return "" if value is None or (isinstance(value, float) and math.isnan(value)) else str(value).strip()
+
+    def number(self, name: str) -> float | None:
+        try:
+            value = float(self.record.get(name, math.nan))
+        except (TypeError, ValueError):
+            return None
+        return value if math.isfinite(value) and value >= 0 else None
+
+    def or_default(self, name: str, default: float) -> float:
+        value = self.number(name)
+        if value is None:
+            self.assumed.append(name)
+            return default
+        return value
+
+
+@dataclass(slots=True)
+class RowReader:
+    """Reads rows; equal models and clusters become one object, so that they are flattened once."""
+
+    arch: pd.DataFrame | None = None
+    _workloads: dict[tuple[object, ...], Workload] = field(default_factory=dict)
+    _clusters: dict[tuple[object, ...], Cluster] = field(default_factory=dict)
+    _shapes: dict[str, Record] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        tables = [known_shapes()] + ([] if self.arch is None else [self.arch])
+        self._shapes = {str(r["model_name"]).lower(): r for t in tables for r in t.to_dict("records")}
+
+    def read(self, record: Record) -> dict[str, Any]:
+        """Workload, cluster, plan, steps and assumed fields of a row.
+
+        Raises:
+            Skip: the row can't be priced.
+        """
+        row = _Fields(record)
+        runtime = runtime_of(row.text("source_repo_or_doc"), row.text("framework"))
+        device = _device(row)
+        num_gpus = int(row.number("n_gpus") or 0)
+        if num_gpus < 1:
+            raise Skip("the number of GPUs is not stated")
+        cluster = self._cluster(row, device, num_gpus)
+        workload, shape_flags = self._workload(row, runtime, device)
+        plan = _plan(row, runtime, num_gpus, can_split=shape_flags)
+        return {"workload": workload, "cluster": cluster, "plan": plan, "assumed": tuple(dict.fromkeys(row.assumed))}
+
+    def _cluster(self, row: _Fields, device: Device, num_gpus: int) -> Cluster:
+        per_node = int(row.or_default("gpus_per_node", min(num_gpus, default_gpus_per_node(device.name))))
+        domain = max(default_gpus_per_node(device.name), per_node) if default_gpus_per_node(device.name) > 8 else max(per_node, 1)
+        key = (device.name, domain, num_gpus, row.text("intra_link"), row.text("inter_link"))
+        if key not in self._clusters:
+            intra = _link(row, device, "intra", domain)
+            inter = _link(row, device, "inter", domain)
+            self._clusters[key] = Cluster(device=device, gpus_per_node=domain, num_nodes=math.ceil(num_gpus / domain), intra=intra, inter=inter)
+        elif not row.text("inter_link") and num_gpus > domain:
+            row.assumed.append("inter_link")
+        return self._clusters[key]
+
+    def _workload(self, row: _Fields, runtime: Runtime, device: Device) -> tuple[Workload, bool]:
+        precision = _precision(row, device)
+        name = row.text("model_name")
+        arch = self._shapes.get(name.lower(), {})
+        if row.number("hidden") is None and not _finite(arch.get("hidden")):
+            return self._convnet(name, precision), False
+        shape = _shape(row, arch, runtime)
+        key = (shape, precision, runtime.name)
+        if key not in self._workloads:
+            self._workloads[key] = transformer_workload(shape, name=name, precision=precision, runtime=runtime.name)
+        return self._workloads[key], True
+
+    def _convnet(self, name: str, precision: str) -> Workload:
+        key = (name, precision)
+        if key not in self._workloads:
+            workload = convnet_workload(name, precision)
+            if workload is None:
+                raise Skip(f'the shape of "{name}" is neither stated nor known')
+            self._workloads[key] = workload
+        return self._workloads[key]
+
+
+@functools.cache
+def known_shapes() -> pd.DataFrame:
+    """Built-in shapes of well-known models, with the columns of `arch.csv`."""
+    with (resources.files("cost_models") / "calibration" / "known_shapes.csv").open("r", encoding="utf8") as text:
+        return pd.read_csv(text)
+
+
+@functools.cache
+def runtime_of(source: str, framework: str) -> Runtime:
+    """Runtime whose traits a row gets: by its source, else by its framework, else generic PyTorch."""
+    runtimes = [load_runtime(name) for name in runtime_names()]
+    for text, spellings in ((source, "sources"), (framework, "frameworks")):
+        found = [(len(s), r) for r in runtimes for s in getattr(r, spellings) if text.startswith(s)]
+        if text and found:
+            return max(found, key=lambda pair: pair[0])[1]
+    return load_runtime("torch")
+
+
+def _device(row: _Fields) -> Device:
+    name = re.split(r"^mixed | \+ ", row.text("gpu"))[-1 if not row.text("gpu").startswith("mixed ") else 1]
+    try:
+        return find_gpu(name, memory_gb=row.number("gpu_mem_gb"))
+    except ValueError as error:
+        raise Skip(f'unknown GPU "{row.text("gpu")}": {error}') from error
+
+
+def _link(row: _Fields, device: Device, where: str, gpus_per_node: int) -> Link:
+    text = row.text(f"{where}_link")
+    usual = default_links(device.name)[0 if where == "intra" else 1]
+    if not text:
+        row.assumed.append(f"{where}_link")
+        return usual
+    try:
+        link = parse_link(text, where=where, gpu=device.name, gpus_per_node=gpus_per_node)
+    except ValueError:
+        row.assumed.append(f"{where}_link")
+        return usual
+    if where == "inter" and link.bytes_per_s in (25e9, 50e9) and link.kind in ("infiniband", "roce") and "node" not in text.lower():
+        row.assumed.append("inter_link")  # "400G" alone is the speed of an adapter; such nodes have one per GPU
+        return dataclasses.replace(link, name=f"{link.name} per GPU", bytes_per_s=link.bytes_per_s * gpus_per_node)
+    return link
+
+
+def _precision(row: _Fields, device: Device) -> str:
+    text = row.text("precision").lower()
+    if not text:
+        row.assumed.append("precision")
+        return "bf16" if "bf16" in device.peak_flops_per_s else "fp16"
+    if "fp4" in text:
+        return "fp4"
+    if "fp8" in text or "default" in text:
+        return "fp8"
+    if "tf32" in text:
+        return "tf32" if "tf32" in device.peak_flops_per_s else "fp32"
+    if "amp" in text and "bf16" not in text:
+        return "amp16"
+    if text.startswith("fp32"):
+        return "fp32"
+    return "bf16" if text.startswith(("bf16", "amp_bf16")) and "bf16" in device.peak_flops_per_s else "fp16"
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _shape(row: _Fields, arch: Record, runtime: Runtime) -> TransformerShape:
+    name = row.text("model_name").lower()
+
+    def size(column: str, default: float) -> float:
+        value = row.number(column)
+        if value is None and _finite(arch.get(column)):
+            return float(arch[column])
+        return row.or_default(column, default) if value is None else value
+
+    hidden, layers = size("hidden", 0), size("n_layers", 0)
+    if not hidden or not layers:
+        raise Skip("layers and hidden size are neither stated nor known")
+    seq_len = size("seq_len", 2048.0)
+    heads = size("n_heads", max(1.0, hidden / (128 if hidden > 2048 else 64)))
+    flash = row.number("flash_attention")
+    if flash is None:
+        row.assumed.append("flash_attention")
+    gated = bool(arch["gated_mlp"]) if _finite(arch.get("gated_mlp")) else any(w in name for w in _GATED)
+    tied = bool(arch["tied_embeddings"]) if _finite(arch.get("tied_embeddings")) else not any(w in name for w in _UNTIED)
+    encoder = "bert" in name
+    return TransformerShape(
+        num_layers=int(layers), hidden_size=hidden, num_heads=int(heads), vocab_size=size("vocab", 51200.0), seq_len=seq_len,
+        num_kv_heads=int(size("n_kv_heads", heads)), ffn_size=size("ffn_hidden", 4 * hidden), gated=gated, tied=tied, causal=not encoder,
+        flash=runtime.flash_attention if flash is None else bool(flash), rotary=gated, compiled=bool(row.number("compile")),
+        head_share=_head_share(row, encoder), trainable_share=0.01 if row.text("notes").startswith("LoRA") else 1.0,
+        **_experts(str(arch.get("moe", "") or "")),
+    )  # fmt: skip
+
+
+def _head_share(row: _Fields, encoder: bool) -> float:
+    """Positions with logits: all of a language model, one in seven of BERT's pre-training, none of its question answering (SQuAD)."""
+    if not encoder:
+        return 1.0
+    return 0.0 if "squad" in row.text("notes").lower() or row.text("source_repo_or_doc").startswith("lambdal") else 0.15
+
+
+def _experts(text: str) -> dict[str, Any]:
+    """Expert sizes from text like "128 experts topk 8 moe_ffn 768 shared 2048 dense_layers 1 MLA"."""
+    found = re.match(r"(\d+) experts topk (\d+)", text)
+    if not found:
+        return {}
+
+    def after(word: str) -> float:
+        hit = re.search(rf"{word} (?:(\d+)x)?(\d+)", text)
+        return float(hit[2]) * float(hit[1] or 1) if hit else 0.0
+
+    out: dict[str, Any] = {
+        "num_experts": int(found[1]), "num_active_experts": int(found[2]), "expert_ffn_size": after("moe_ffn"),
+        "shared_ffn_size": after("shared"), "num_dense_layers": int(after("dense_layers")),
+    }  # fmt: skip
+    return out | ({"latent_attention": True, "head_size": 128.0} if "MLA" in text else {})
+
+
+def _plan(row: _Fields, runtime: Runtime, num_gpus: int, *, can_split: bool) -> Plan:
+    tp, pp, cp, ep = (int(row.number(k) or 1) for k in ("tp", "pp", "cp", "ep"))
+    if row.number("tp") is None or row.number("pp") is None:
+        row.assumed.append("tp, pp")
+    dp = int(row.number("dp") or max(1, num_gpus // (tp * pp * cp)))
+    micro, num_micro = _batch(row, runtime, dp, pp)
+    zero = int(row.number("zero_stage") or 0)
+    sharding = row.text("sharding")
+    if row.number("zero_stage") is None:
+        zero = 3 if "FSDP" in sharding or "FULL_SHARD" in sharding else int("ZeRO-1" in sharding or "distributed optimizer" in sharding)
+    virtual = row.number("vp")
+    if virtual is None and pp > 1 and runtime.virtual_stages > 1:
+        row.assumed.append("vp")
+    virtual = (virtual or runtime.virtual_stages) if pp > 1 and can_split else 1.0
+    recompute = row.text("activation_ckpt")
+    sequence = row.number("sequence_parallel")
+    return Plan(
+        dp_shard_degree=dp, tp_degree=tp, cp_degree=cp, ep_degree=ep, pp_degree=pp, virtual_stages=int(virtual), zero_stage=zero,
+        micro_batch=micro, num_microbatches=num_micro, recompute=recompute if recompute in ("full", "selective") else "none",
+        schedule="none" if pp == 1 else "interleaved" if virtual > 1 else "1f1b",
+        sequence_parallel=tp > 1 and bool(runtime.sequence_parallel if sequence is None else sequence), runtime=runtime.name,
+    )  # fmt: skip
+
+
+def _batch(row: _Fields, runtime: Runtime, dp: int, pp: int) -> tuple[int, int]:
+    """Micro-batch and number of micro-batches of one step of one data rank."""
+    stated, total, accumulation = row.number("micro_batch"), row.number("global_batch"), row.number("grad_accum")
+    if stated is None and total is None:
+        raise Skip("neither the micro-batch nor the global batch is stated")
+    if stated is not None and stated < 1:
+        raise Skip(f"the micro-batch is {stated:g}")
+    if total is None:
+        row.assumed.append("global_batch")
+        total = (stated or 1.0) * (accumulation or 1.0) * dp
+    share = max(total / dp, 1.0)
+    if stated is None:
+        row.assumed.append("micro_batch")
+        guess = share / accumulation if accumulation else _usual_micro_batch(runtime, share, pp)
+        stated = max(guess, 1.0)
+    micro = max(stated, 1.0)
+    num_micro = max(round(share / micro), 1)
+    if abs(num_micro * micro - share) / share > 0.5:
+        micro = share / num_micro
+    return max(round(micro), 1), num_micro
+
+
+def _usual_micro_batch(runtime: Runtime, share: float, pp: int) -> float:
+    """Micro-batch where none is stated: eight micro-batches per pipeline stage, at most 4 samples without a pipeline."""
+    if pp > 1:
+        return min(share, max(1.0, share / (8 * pp)))
+    return share if runtime.name == "dlperf" else min(share, 4.0)

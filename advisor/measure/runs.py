@@ -1,0 +1,118 @@
+"""Published or own runs as a table -> workloads, clusters and plans that the cost models price.
+
+Reads the columns of `runs.csv` (see README, "Your own runs"): one row per run. Whatever a row leaves open gets a documented default and
+is named in `assumed`; a row that can't be priced gets a reason in `skipped`. Measured columns are read only into `step_time_s` and
+`peak_mem_gib`: nothing else here sees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from advisor.errors import AdvisorError
+from advisor.measure.run_fields import RowReader, Skip
+from cost_models.types import Cluster, FloatArray, IntArray, Plan, PlanTable, Workload
+
+#: Columns that make a row a run; all others may be missing.
+REQUIRED_COLUMNS = ("model_name", "gpu", "n_gpus")
+#: What was measured: never read for a prediction.
+MEASURED_COLUMNS = ("step_time_s", "tokens_per_s_per_gpu", "samples_per_s_total", "tflops_per_gpu", "mfu", "peak_mem_gib", "oom")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTable:
+    """Runs that can be priced, and what was left out. Arrays and lists are parallel to `row`."""
+
+    frame: pd.DataFrame  # all rows as read, index 0, 1, ...
+    row: IntArray  # position in `frame` of each priced run
+    workloads: tuple[Workload, ...]
+    clusters: tuple[Cluster, ...]
+    plans: PlanTable
+    step_time_s: FloatArray  # measured seconds of the row, NaN where it has none
+    peak_mem_gib: FloatArray  # measured, NaN where none
+    assumed: tuple[tuple[str, ...], ...]  # fields that got a default
+    skipped: Mapping[int, str]  # position in `frame` -> reason
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def column(self, name: str, default: object = "") -> np.ndarray:
+        """A column of the table, for the priced runs."""
+        if name not in self.frame:
+            return np.full(len(self), default, dtype=object)
+        return self.frame[name].to_numpy()[self.row]
+
+    def take(self, index: IntArray) -> RunTable:
+        """Some of the priced runs, in the given order."""
+        pick = [int(i) for i in index]
+        return RunTable(
+            frame=self.frame, row=self.row[index], workloads=tuple(self.workloads[i] for i in pick), clusters=tuple(self.clusters[i] for i in pick),
+            plans=self.plans.take(index), step_time_s=self.step_time_s[index],
+            peak_mem_gib=self.peak_mem_gib[index], assumed=tuple(self.assumed[i] for i in pick), skipped=self.skipped,
+        )  # fmt: skip
+
+
+def read_runs(source: str | Path | pd.DataFrame, arch_csv: str | Path | None = None) -> RunTable:
+    """Read runs.
+
+    Args:
+        source: CSV file, or a frame with its columns.
+        arch_csv: shapes of the models named, with the columns of `arch.csv`; built-in shapes of well-known models otherwise.
+
+    Raises:
+        AdvisorError: unreadable, or not a table of runs.
+    """
+    frame = source.reset_index(drop=True) if isinstance(source, pd.DataFrame) else _read_csv(source)
+    missing = [c for c in REQUIRED_COLUMNS if c not in frame]
+    if missing:
+        raise AdvisorError(f"The table of runs has no column {', '.join(missing)}.", hint="See the README for the columns.")
+    reader = RowReader(arch=None if arch_csv is None else _read_csv(arch_csv))
+    kept: list[dict[str, Any]] = []
+    skipped: dict[int, str] = {}
+    inputs = frame.drop(columns=[c for c in MEASURED_COLUMNS if c in frame])
+    for position, record in enumerate(inputs.to_dict("records")):
+        try:
+            kept.append({"row": position, **reader.read(record)})
+        except Skip as reason:
+            skipped[position] = str(reason)
+    return _table(frame, kept, skipped)
+
+
+def _table(frame: pd.DataFrame, kept: list[dict[str, Any]], skipped: dict[int, str]) -> RunTable:
+    row = np.array([k["row"] for k in kept], dtype=np.int64)
+    plans: list[Plan] = [k["plan"] for k in kept]
+    memory = pd.to_numeric(frame.get("peak_mem_gib", pd.Series(np.nan, index=frame.index)), errors="coerce").to_numpy(dtype=np.float64)
+    return RunTable(
+        frame=frame, row=row, workloads=tuple(k["workload"] for k in kept), clusters=tuple(k["cluster"] for k in kept),
+        plans=PlanTable.from_plans(plans), step_time_s=measured_step_s(frame)[row], peak_mem_gib=memory[row], assumed=tuple(k["assumed"] for k in kept), skipped=skipped,
+    )  # fmt: skip
+
+
+def measured_step_s(frame: pd.DataFrame) -> FloatArray:
+    """Measured seconds per step: stated, or from tokens per second and GPU, or from samples per second. NaN where none."""
+
+    def column(name: str) -> FloatArray:
+        if name not in frame:
+            return np.full(len(frame), np.nan)
+        return pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=np.float64)
+
+    batch = column("global_batch")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        from_tokens = batch * column("seq_len") / (column("tokens_per_s_per_gpu") * column("n_gpus"))
+        from_samples = batch / column("samples_per_s_total")
+    stated = column("step_time_s")
+    out = np.where(np.isfinite(stated), stated, np.where(np.isfinite(from_tokens), from_tokens, from_samples))
+    return np.where(np.isfinite(out) & (out > 0), out, np.nan)
+
+
+def _read_csv(path: str | Path) -> pd.DataFrame:
+    try:
+        return pd.read_csv(path, low_memory=False)
+    except (OSError, ValueError, UnicodeDecodeError) as error:
+        raise AdvisorError(f"{path} can't be read as a CSV table ({error}).", hint="Give a CSV file with one run per row.") from error

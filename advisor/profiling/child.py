@@ -1,0 +1,156 @@
+"""The child process: runs the user's script in a world of its own and leaves a profile, or the reason why there is none.
+
+    python -m advisor.profiling.child REQUEST.json
+
+The request names a folder; `profile/` or `failure.json` appears in it. Nothing is printed here: stdout and stderr are the script's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import sys
+import threading
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the parent asks for."""
+
+    script: str  # as the user gave it
+    path: str
+    entry: str
+    form: str
+    declared: list[str]
+    imports: list[str]
+    facts: dict[str, str]
+    args: list[str]
+    folder: str
+    way: str = "fake"  # fake, real (the same recorder on real CPU tensors) or live
+    batch_size: int | None = None
+    launcher_environment: bool = False
+    num_live_steps: int = 3
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why there is no profile."""
+
+    kind: str  # import, exit, crash, no-step, input, unsupported
+    message: str
+    hint: str = ""
+    details: str = ""
+    host_model_bytes: int = 0
+
+
+def main() -> None:
+    """Entry point of the child."""
+    request = Request(**json.loads(Path(sys.argv[1]).read_text(encoding="utf8")))
+    _end_with_parent()
+    folder = Path(request.folder)
+    failure = run(request)
+    if failure is not None:
+        (folder / "failure.json").write_text(json.dumps(asdict(failure)), encoding="utf8")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # no clean-up of the script's may hang us
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is gone, so that nothing is left behind."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def run(request: Request) -> Failure | None:
+    """Run the script the way that was asked for; None when a profile was written."""
+    from advisor.profiling import sandbox
+
+    (Path(request.folder) / "written").mkdir(exist_ok=True)
+    if request.launcher_environment:
+        from advisor.profiling.single_process import LAUNCHER_ENVIRONMENT
+
+        os.environ.update({k: v for k, v in LAUNCHER_ENVIRONMENT.items() if k not in os.environ})
+    if request.way == "live":
+        from advisor.profiling import live
+
+        sandbox.protect_files(Path(request.folder) / "written")
+        return live.run(request)
+    from advisor.profiling import traced
+
+    sandbox.protect_files(Path(request.folder) / "written")
+    return traced.run(request)
+
+
+def run_script(request: Request, num_steps: int, device: str, batch_size: int | None) -> BaseException | None:
+    """Run the user's code to its end, to a Stop, or to its exception, which is returned."""
+    from advisor.profiling import functions
+    from advisor.profiling.watcher import Stop
+
+    sys.path[0] = str(Path(request.path).resolve().parent)
+    sys.argv = [request.path, *request.args]
+    try:
+        if request.form == "functions":
+            namespace = runpy.run_path(request.path, run_name="__advisor__")
+            functions.train(namespace, request.entry, batch_size, num_steps=num_steps, device=device)
+        else:
+            runpy.run_path(request.path, run_name="__main__")
+    except Stop:
+        return None
+    except BaseException as error:  # noqa: BLE001  the script's own, whatever it is
+        return error
+    return None
+
+
+def explain(request: Request, error: BaseException | None, watcher: Any) -> Failure:
+    """Why a script that has ended took no step."""
+    name = request.script
+    if isinstance(error, ModuleNotFoundError):
+        return Failure(kind="import", message=str(error), details=error.name or "")
+    if isinstance(error, SystemExit):
+        code = error.code if error.code is not None else 0
+        said = f": {code}" if isinstance(code, str) else f" with status {code}"
+        return Failure(kind="exit", message=f"{name} ended by itself{said} before it took a training step.",
+                       hint="Give the script's own arguments after --, e.g. `advise train.py -- --data DIR`.")  # fmt: skip
+    if isinstance(error, EOFError):
+        return Failure(kind="input", message=f"{_where(request, error)} asks for input, and there is nobody to answer.",
+                       hint="Give the answers as arguments or defaults.")  # fmt: skip
+    if error is not None:
+        text = (str(error).strip().splitlines() or [""])[0][:300]
+        message = f"{_where(request, error)} raised {type(error).__name__}" + (f": {text}" if text else ".")
+        return Failure(kind="crash", message=message, hint="Run the script by itself to see the whole traceback, or show it here with --verbose.",
+                       details="".join(traceback.format_exception(error))[-8000:])  # fmt: skip
+    if watcher is not None and watcher.num_backward:
+        return Failure(kind="no-step", message=f"{name} ran a backward pass but never updated its parameters.",
+                       hint="The advisor looks at one training step: forward, backward and the optimizer's step.")  # fmt: skip
+    what = "called a model but never backward()" if watcher is not None and watcher.roots else "ended without calling a model"
+    return Failure(kind="no-step", message=f"{name} never took a training step: it {what}.",
+                   hint="Give a script that trains, or declare build_model() and make_batch(batch_size) in it.")  # fmt: skip
+
+
+def _where(request: Request, error: BaseException) -> str:
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == request.path]
+    return f"{request.script}:{lines[-1]}" if lines else request.script
+
+
+@contextlib.contextmanager
+def nothing() -> Any:
+    yield
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,325 @@
+"""Patches of torch in the child: every CUDA device is answered by the CPU and remembered per tensor (see `world.py`)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from advisor.profiling.world import CPU, NUM_DEVICES, World
+
+_FACTORIES = (
+    "empty", "empty_permuted", "empty_strided", "ones", "arange", "bartlett_window", "blackman_window", "eye", "full", "hamming_window",
+    "hann_window", "kaiser_window", "linspace", "logspace", "rand", "randn", "randint", "randperm", "range", "sparse_coo_tensor",
+    "sparse_csr_tensor", "tril_indices", "triu_indices", "zeros", "asarray", "tensor", "as_tensor", "scalar_tensor", "normal",
+    "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like",
+)  # fmt: skip
+_NEW = ("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "new_empty_strided")
+
+
+def install(world: World) -> None:
+    """Patch torch for this process; nothing is undone, the process ends with the script."""
+    _patch_factories(world)
+    _patch_tensor(world)
+    _patch_module(world)
+    _patch_autocast(world)
+    _patch_cuda(world)
+
+
+def _patch_factories(world: World) -> None:
+    for name in _FACTORIES:
+        setattr(torch, name, _factory(world, getattr(torch, name)))
+    for name in _NEW:
+        setattr(torch.Tensor, name, _factory(world, getattr(torch.Tensor, name)))
+    context: Any = __import__("torch.utils._device", fromlist=["DeviceContext"])
+    constructors = set(context._device_constructors())
+
+    def with_default_device(self: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func not in constructors or kwargs.get("device") is not None:
+            return func(*args, **kwargs)
+        return _make(world, func, self.device, args, kwargs)
+
+    context.DeviceContext.__torch_function__ = with_default_device
+
+
+def _factory(world: World, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        device = kwargs.get("device")
+        if device is None:
+            return original(*args, **kwargs)
+        return _make(world, original, device, args, kwargs)
+
+    return make
+
+
+def _make(world: World, original: Callable[..., Any], device: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    intended = world.device(device)
+    kwargs["device"] = world.real_device(device)
+    if intended is None or intended.type != "cuda":
+        return original(*args, **kwargs)
+    before, world.factory_device = world.factory_device, intended
+    try:
+        out = original(*args, **kwargs)
+    finally:
+        world.factory_device = before
+    if isinstance(out, torch.Tensor):
+        world.set_device(out, intended)
+    return out
+
+
+class _IntendedCopy(torch.autograd.Function):
+    """A copy between two devices that exist only by intention; its gradient is copied back."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, target: torch.device, dtype: torch.dtype, world: World) -> torch.Tensor:
+        ctx.source, ctx.dtype, ctx.world = world.device_of(tensor), tensor.dtype, world
+        return _copied(world, tensor, target, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return _copied(ctx.world, grads[0], ctx.source, ctx.dtype), None, None, None
+
+
+def _copied(world: World, tensor: torch.Tensor, target: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    source = world.device_of(tensor)
+    on_copy, world.on_copy = world.on_copy, None  # one row, not one more for the operator that stands in
+    try:
+        out = torch.ops.aten._to_copy.default(tensor.detach(), dtype=dtype)
+    finally:
+        world.on_copy = on_copy
+    world.set_device(out, target)
+    if on_copy is not None:
+        on_copy(tensor, out, source, target)
+    return out
+
+
+def move(world: World, tensor: torch.Tensor, device: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """`tensor.to(device, dtype)` between intended devices: a copy with a gradient where they differ."""
+    target = world.device(device) or CPU
+    if world.device_of(tensor) == target:
+        return tensor if dtype in (None, tensor.dtype) else _plain_to(tensor, dtype)
+    if isinstance(tensor, torch.nn.Parameter) and not world.fake and not torch.is_grad_enabled():
+        world.set_device(tensor, target)  # no second copy of a real model
+        return tensor if dtype in (None, tensor.dtype) else _plain_to(tensor, dtype)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        moved: torch.Tensor = _IntendedCopy.apply(tensor, target, dtype or tensor.dtype, world)
+    else:
+        with torch.no_grad():
+            moved = _copied(world, tensor, target, dtype or tensor.dtype)
+    world.set_device(moved, target)
+    return moved
+
+
+_plain_to: Callable[..., torch.Tensor] = torch.Tensor.to
+
+
+def _patch_tensor(world: World) -> None:
+    plain_device, plain_is_cuda = torch.Tensor.device, torch.Tensor.is_cuda
+    tensor_class: Any = torch.Tensor
+
+    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        device, dtype = kwargs.get("device"), kwargs.get("dtype")
+        for arg in args[:2]:
+            if isinstance(arg, torch.dtype):
+                dtype = arg
+            elif isinstance(arg, torch.Tensor):
+                device, dtype = arg.device, arg.dtype
+            elif not isinstance(arg, bool) and arg is not None:
+                device = arg
+        wanted = world.device(kwargs.get("other").device if kwargs.get("other") is not None else device)
+        if wanted is None or wanted.type not in ("cuda", "cpu") or (wanted.type == "cpu" and not world.has_label(self)):
+            return _plain_to(self, *args, **kwargs)
+        return move(world, self, wanted, dtype)
+
+    def device(self: torch.Tensor) -> torch.device:
+        if not world.num_inside and world.has_label(self):
+            return world.device_of(self)
+        result: torch.device = plain_device.__get__(self, type(self))
+        return result
+
+    def fake_device(self: Any) -> torch.device:
+        if not world.num_inside and world.has_label(self):
+            return world.device_of(self)
+        return torch.device("meta") if self.fake_mode.in_kernel_invocation else self.fake_device
+
+    def is_cuda(self: torch.Tensor) -> bool:
+        return world.has_label(self) or bool(plain_is_cuda.__get__(self, type(self)))
+
+    tensor_class.to = to
+    tensor_class.cuda = lambda self, device=None, **_: move(world, self, "cuda" if device is None else device)
+    tensor_class.cpu = lambda self, **_: move(world, self, CPU)
+    tensor_class.pin_memory = lambda self, *_: self
+    tensor_class.is_pinned = lambda _self, *_: False
+    tensor_class.record_stream = lambda *_: None
+    tensor_class.share_memory_ = lambda self: self
+    tensor_class.get_device = lambda self: world.device_of(self).index if world.has_label(self) else -1
+    tensor_class.device = property(device)
+    tensor_class.is_cuda = property(is_cuda)
+    fake_class: Any = FakeTensor
+    fake_class.device = property(fake_device, lambda *_: None)
+
+
+def _patch_module(world: World) -> None:
+    depth = 0
+
+    def apply_in_place(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> torch.nn.Module:
+        nonlocal depth
+        if depth == 0:
+            held = {id(p): p for p in self.parameters() if not world.has_label(p) and not p.is_meta}
+            world.host_model_bytes = max(world.host_model_bytes, sum(p.numel() * p.element_size() for p in held.values()))
+        depth += 1
+        try:
+            for child in self.children() if recurse else ():
+                child._apply(fn)
+        finally:
+            depth -= 1
+        for name, p in self._parameters.items():
+            if p is not None:
+                self._parameters[name] = _converted(world, p, fn)
+        for name, b in self._buffers.items():
+            if b is not None:
+                self._buffers[name] = fn(b)
+        return self
+
+    module_class: Any = torch.nn.Module
+    module_class._apply = apply_in_place
+
+    def module_cuda(self: torch.nn.Module, device: Any = None) -> torch.nn.Module:
+        return self._apply(lambda t: t.cuda(device))
+
+    module_class.cuda = module_cuda
+
+
+def _converted(world: World, p: torch.nn.Parameter, fn: Callable[[torch.Tensor], torch.Tensor]) -> torch.nn.Parameter:
+    """The same parameter after `fn`: relabelled, or with new data, so that ties and optimizers keep hold of it."""
+    with torch.no_grad():
+        q = fn(p)
+    if q is p:
+        return p
+    if q.dtype == p.dtype and q.shape == p.shape and q.is_meta == p.is_meta:
+        world.set_device(p, world.device_of(q))
+        return p
+    if q.is_meta == p.is_meta:
+        with contextlib.suppress(RuntimeError):
+            p.data = q
+            world.set_device(p, world.device_of(q))
+            return p
+    fresh = torch.nn.Parameter(q, p.requires_grad)
+    world.set_device(fresh, world.device_of(q))
+    return fresh
+
+
+def _patch_autocast(world: World) -> None:
+    """Autocast for "cuda" becomes autocast for "cpu": the dispatch key follows the real device. Its lists differ in a few operators."""
+    del world
+    autocast_class: Any = torch.autocast
+    plain_init = autocast_class.__init__
+
+    def init(self: Any, device_type: str, dtype: torch.dtype | None = None, enabled: bool = True, cache_enabled: bool | None = None) -> None:
+        if device_type == "cuda" and dtype is None:
+            dtype = torch.float16
+        plain_init(self, "cpu" if device_type == "cuda" else device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
+
+    autocast_class.__init__ = init
+    on_cpu: Callable[[str], str] = lambda device_type: "cpu" if device_type == "cuda" else device_type  # noqa: E731
+    for name in ("get_autocast_dtype", "set_autocast_dtype", "set_autocast_enabled"):
+        plain = getattr(torch, name)
+        setattr(torch, name, lambda device_type, *rest, _plain=plain: _plain(on_cpu(device_type), *rest))
+    plain_enabled = torch.is_autocast_enabled
+    torch.is_autocast_enabled = lambda device_type="cpu": plain_enabled(on_cpu(device_type))  # type: ignore[assignment]
+    torch.get_autocast_gpu_dtype = lambda: torch.get_autocast_dtype("cpu")
+
+
+class _Properties(types.SimpleNamespace):
+    """Device properties of a card with room for anything."""
+
+
+class _Event:
+    """A CUDA event or stream that has always happened."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def elapsed_time(self, _other: Any) -> float:
+        return 1.0
+
+    def query(self) -> bool:
+        return True
+
+    def __getattr__(self, _name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+    def __enter__(self) -> _Event:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+
+def _patch_cuda(world: World) -> None:
+    properties = _Properties(
+        name="NVIDIA H100 80GB HBM3", total_memory=80 << 30, major=9, minor=0, multi_processor_count=132, uuid="", warp_size=32,
+        max_threads_per_multi_processor=2048, gcnArchName="", is_multi_gpu_board=False, shared_memory_per_block_optin=232448,
+    )  # fmt: skip
+
+    @contextlib.contextmanager
+    def on_device(device: Any = None) -> Iterator[None]:
+        before = world.current_device
+        set_device(device)
+        try:
+            yield
+        finally:
+            world.current_device = before
+
+    def set_device(device: Any = None) -> None:
+        found = world.device(device)
+        if found is not None and found.type == "cuda" and found.index is not None:
+            world.current_device = found.index
+
+    answers: dict[str, Any] = {
+        "is_available": True, "device_count": NUM_DEVICES, "get_device_capability": (9, 0), "get_device_name": properties.name,
+        "get_device_properties": properties, "is_bf16_supported": True, "memory_allocated": 0, "memory_reserved": 0,
+        "max_memory_allocated": 0, "max_memory_reserved": 0, "mem_get_info": (80 << 30, 80 << 30), "memory_stats": {}, "is_initialized": True,
+        "memory_summary": "", "can_device_access_peer": True, "get_arch_list": ["sm_90"], "utilization": 0, "initial_seed": 0,
+    }  # fmt: skip
+    quiet = (
+        "synchronize", "empty_cache", "manual_seed", "manual_seed_all", "seed", "seed_all", "reset_peak_memory_stats", "init", "_lazy_init",
+        "reset_max_memory_allocated", "set_per_process_memory_fraction", "set_rng_state", "set_rng_state_all", "ipc_collect", "_lazy_call",
+        "reset_accumulated_memory_stats", "set_stream",
+    )  # fmt: skip
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, lambda *_, _answer=answer, **__: _answer)
+    for name in quiet:
+        setattr(torch.cuda, name, lambda *_, **__: None)
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: world.current_device
+    cuda.set_device, cuda.device, cuda.device_of = set_device, on_device, lambda tensor: on_device(tensor.device)
+    cuda.get_rng_state = lambda *_: torch.zeros(16, dtype=torch.uint8)
+    cuda.get_rng_state_all = lambda *_: [torch.zeros(16, dtype=torch.uint8)] * NUM_DEVICES
+    cuda.Event, cuda.Stream, cuda.ExternalStream = _Event, _Event, _Event
+    cuda.current_stream = cuda.default_stream = lambda *_: _Event()
+    cuda.stream = lambda *_: contextlib.nullcontext()
+    plain_generator = torch.Generator
+
+    class Generator(plain_generator):  # type: ignore[misc, valid-type]
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return plain_generator(world.real_device(device))
+
+    torch.Generator = Generator  # type: ignore[misc]
+    accelerator: Any = getattr(torch, "accelerator", None)
+    if accelerator is not None:
+        accelerator.is_available = lambda *_: True
+        accelerator.device_count = lambda *_: NUM_DEVICES
+        accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
+        accelerator.synchronize = lambda *_: None

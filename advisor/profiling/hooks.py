@@ -1,0 +1,201 @@
+"""Connects the watcher to torch: module calls, backward passes, optimizers, what is saved for backward, fused calls."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from advisor.profiling import values
+from advisor.profiling.recorder import Recorder
+from advisor.profiling.watcher import Watcher, signature
+
+
+def install(watcher: Watcher, *, replays: bool) -> None:
+    """Patch torch for this process.
+
+    Args:
+        watcher: told of everything.
+        replays: later micro-batches of equal shape are answered from the first (nothing is computed anyway).
+    """
+    _watch_modules(watcher, replays=replays)
+    _watch_backward(watcher)
+    _watch_updates(watcher)
+
+
+def _watch_modules(watcher: Watcher, *, replays: bool) -> None:
+    module_class: Any = torch.nn.Module
+    plain_call: Callable[..., Any] = torch.nn.Module.__call__
+
+    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        watcher.enter(self, args, kwargs)
+        result = None
+        try:
+            result = _replay(watcher, self, args, kwargs) if replays and watcher.micro_batch and len(watcher.stack) == 1 else None
+            if result is None:
+                result = plain_call(self, *args, **kwargs)
+        finally:
+            watcher.leave(self, result)
+        return result
+
+    module_class.__call__ = call
+
+
+def _replay(watcher: Watcher, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Outputs like those of the first call, with a graph of one node; None where that would not do."""
+    first = watcher.roots.get(id(module))
+    if first is None or watcher.backward_depth or not torch.is_grad_enabled() or first.result is None:
+        return None
+    if len([r for r in watcher.roots.values() if r.has_grad]) != 1:
+        return None
+    tensors = values.tensors_in(args, [])
+    if signature(values.tensors_in(kwargs.values(), tensors)) != first.signature:
+        return None
+    leaves, spec = tree_flatten(first.result)
+    if not all(leaf is None or isinstance(leaf, (torch.Tensor, int, float, str, bool)) for leaf in leaves):
+        return None
+    return tree_unflatten([_like(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec)
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    fresh = torch.empty_like(tensor.detach())
+    return fresh.requires_grad_().clone() if tensor.requires_grad else fresh
+
+
+def _watch_backward(watcher: Watcher) -> None:
+    autograd: Any = torch.autograd
+    plain_backward: Callable[..., None] = torch.autograd.backward
+    plain_grad: Callable[..., Any] = torch.autograd.grad
+
+    @functools.wraps(plain_backward)
+    def backward(*args: Any, **kwargs: Any) -> None:
+        with watcher.backward():
+            plain_backward(*args, **kwargs)
+
+    @functools.wraps(plain_grad)
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("create_graph") or watcher.stack:
+            return plain_grad(*args, **kwargs)
+        with watcher.backward():
+            return plain_grad(*args, **kwargs)
+
+    autograd.backward, autograd.grad = backward, grad
+
+
+def _watch_updates(watcher: Watcher) -> None:
+    optimizer_class: Any = torch.optim.Optimizer
+    plain_init: Callable[..., None] = torch.optim.Optimizer.__init__
+
+    @functools.wraps(plain_init)
+    def init(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        plain_init(self, *args, **kwargs)
+        if not any(o is self for o in watcher.optimizers):
+            watcher.optimizers.append(self)
+
+    optimizer_class.__init__ = init
+    register_optimizer_step_pre_hook(lambda optimizer, *_: watcher.before_update(optimizer))
+    register_optimizer_step_post_hook(lambda optimizer, *_: watcher.after_update(optimizer))
+    for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"):
+        for place in (torch.nn.utils, torch.nn.utils.clip_grad):
+            plain = getattr(place, name, None)
+            if plain is not None:
+                setattr(place, name, _update_part(watcher, plain, "clips_gradients"))
+    scaler: Any = torch.amp.GradScaler
+    plain_scale = scaler.scale
+
+    def scale(self: Any, outputs: Any) -> Any:
+        watcher.uses_grad_scaler = watcher.uses_grad_scaler or bool(self._enabled)
+        return plain_scale(self, outputs)
+
+    scaler.scale = scale
+    scaler.unscale_ = _update_part(watcher, scaler.unscale_)
+    scaler.update = _update_part(watcher, scaler.update)
+    autocast: Any = torch.autocast
+    plain_enter = autocast.__enter__
+
+    def enter(self: Any) -> Any:
+        if self._enabled:
+            watcher.autocast_dtype = self.fast_dtype
+        return plain_enter(self)
+
+    autocast.__enter__ = enter
+
+
+def _update_part(watcher: Watcher, plain: Callable[..., Any], fact: str = "") -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def part(*args: Any, **kwargs: Any) -> Any:
+        if fact:
+            setattr(watcher, fact, True)
+        with watcher.updating():
+            return plain(*args, **kwargs)
+
+    return part
+
+
+def observe_saved(recorder: Recorder) -> Any:
+    """Context in which the recorder is told of every tensor saved for backward, also inside checkpoint's recomputation.
+
+    Checkpoint pushes hooks of its own: those of the first forward are left alone (nothing is kept there), those of the
+    recomputation report to the recorder, so that the bytes a block would keep without checkpointing are known.
+    """
+    hooks: Any = torch.autograd.graph.saved_tensors_hooks
+    plain_init = hooks.__init__
+
+    def init(self: Any, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
+        if type(self).__name__ == "_checkpoint_hook" or getattr(pack, "_is_ours", False):
+            plain_init(self, pack, unpack)
+            return
+
+        def observed(tensor: torch.Tensor) -> Any:
+            recorder.saved(tensor)
+            return pack(tensor)
+
+        plain_init(self, observed, unpack)
+
+    hooks.__init__ = init
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        recorder.saved(tensor)
+        return tensor
+
+    keep._is_ours = True  # type: ignore[attr-defined]
+    return hooks(keep, lambda tensor: tensor)
+
+
+def fold_calls(recorder: Recorder, *, drops_dropout: bool) -> None:
+    """Attention and recurrent layers as one row each, whatever the CPU makes of them.
+
+    Args:
+        recorder: gets the rows.
+        drops_dropout: attention runs without its dropout, so that the fused operator is taken as on a GPU.
+    """
+    functional: Any = torch.nn.functional
+    attention: Callable[..., Any] = functional.scaled_dot_product_attention
+
+    def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+                                     **kwargs: Any) -> Any:  # fmt: skip
+        if drops_dropout and dropout_p < 1.0:
+            dropout_p = 0.0
+        with recorder.folded("aten._scaled_dot_product_attention_math", [query, key, value], causal=is_causal):
+            return attention(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
+
+    functional.scaled_dot_product_attention = scaled_dot_product_attention
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        setattr(torch._VF, name, _recurrent(recorder, name, getattr(torch._VF, name)))
+
+
+def _recurrent(recorder: Recorder, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def call(data: torch.Tensor, *args: Any) -> Any:
+        weights = next((a for a in args if isinstance(a, (list, tuple)) and len(a) >= 2 and any(t.dim() == 2 for t in a)), ())
+        positions = data.numel() // max(data.shape[-1], 1)
+        matrices = [t for t in weights if t.dim() == 2]
+        steps = data.shape[1] if isinstance(args[-1], bool) and args[-1] and data.dim() == 3 else data.shape[0]
+        with recorder.folded(f"aten.{name}", [data, *matrices], flops_of_call=2 * positions * sum(t.numel() for t in matrices),
+                             num_kernels=len(matrices) * int(steps)):  # fmt: skip
+            return plain(data, *args)
+
+    return call

@@ -1,0 +1,313 @@
+"""Every operator call of the step as a row: a dispatch mode that sits above the fake tensors.
+
+Backward calls are traced to the forward call they belong to by autograd's sequence number: the node made for a forward operator
+carries the number that was current when the operator ran, and shows up as the current node in backward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from advisor.profiling import flops, values
+from advisor.profiling.storages import StorageMap, num_bytes
+from advisor.profiling.world import CPU, World
+
+_NOT_WORK = {
+    "aten.detach", "aten.lift_fresh", "aten._unsafe_view", "aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_strided",
+    "aten.new_empty_strided", "aten.alias", "aten.is_same_size", "aten.resize_", "aten.set_", "aten._reshape_alias", "aten.is_pinned",
+    "aten._has_same_storage_numel", "aten.record_stream", "aten.empty_permuted", "aten.set_data", "aten._assert_async", "aten.lift",
+    "aten._version", "aten.sym_size", "aten.sym_numel", "aten.sym_stride", "aten.sym_storage_offset", "aten._nested_tensor_size",
+}  # fmt: skip
+#: Allocations made by the first optimizer step only: its state.
+_STATE_MAKERS = {"aten.zeros_like", "aten.zeros", "aten.full_like", "aten.ones_like", "aten.full", "aten.new_zeros", "aten.scalar_tensor"}
+_DTYPES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64", torch.int64: "int64", torch.int32: "int32",
+    torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
+}  # fmt: skip
+_ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention")
+#: Kernels of a multi-tensor launch: at most 320 chunks of 65,536 elements and about 64 tensors each (ATen/native/cuda/MultiTensorApply.cuh).
+_CHUNK_ELEMENTS, _CHUNKS_PER_LAUNCH, _TENSORS_PER_LAUNCH = 65536, 320, 64
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Short name of a dtype: "bf16", "int64", ..."""
+    return _DTYPES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+@dataclass(slots=True)
+class Row:
+    """One operator call; names of modules and weights are found when the step is over."""
+
+    phase: str
+    operator: str
+    module: torch.nn.Module | None
+    input_shapes: list[list[int]] = field(default_factory=list)
+    output_shapes: list[list[int]] = field(default_factory=list)
+    dtype: str = ""
+    weight: torch.Tensor | None = None
+    flops: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    saved_bytes: int = 0
+    causal: int = 0
+    num_kernels: int = 1
+    device: str = "cpu"
+    copy_from: str = ""
+    copy_to: str = ""
+    forward: Row | None = None  # of a backward call
+    evaluated: torch.nn.Module | None = None  # model that was called without gradients
+    is_folded: bool = False  # several calls in one row
+
+
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    name: str
+    is_work: bool
+    mutates: bool
+    is_multi_tensor: bool
+    is_attention: bool
+
+
+class Recorder(TorchDispatchMode):
+    """Rows of the operators called while `is_recording`.
+
+    Args:
+        world: intended devices and known values.
+        phase_of: tells phase and module of a call, given its tensor arguments.
+    """
+
+    def __init__(self, world: World, watcher: Any) -> None:
+        super().__init__()
+        self.world, self.watcher = world, watcher
+        self.rows: list[Row] = []
+        self.is_recording = False
+        self.rows_of_node: dict[int, Row | None] = {}
+        self.module_of_node: dict[int, torch.nn.Module | None] = {}
+        self.saved_of_node: dict[tuple[int, str], int] = {}
+        self.weights: StorageMap[torch.Tensor] = StorageMap()
+        self.kept: StorageMap[bool] = StorageMap()
+        self.custom_functions: dict[str, int] = {}
+        self.dynamic_shapes: dict[str, str] = {}
+        self._operators: dict[Any, _Operator] = {}
+        self._fold_depth = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: D105
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
+        kwargs = kwargs or {}
+        operator = self._operators.get(func) or self._describe(func)
+        if operator.name == "aten._local_scalar_dense":
+            return self._read_scalar(args[0])
+        ins = values.tensors_in(args, values.tensors_in(kwargs.values(), []) if kwargs else [])
+        self.world.num_inside += 1
+        try:
+            out = self._call(func, operator, args, kwargs, ins)
+        finally:
+            self.world.num_inside -= 1
+        outs = values.tensors_in((out,), [])
+        device = self._spread_device(ins, outs)
+        if self.is_recording:
+            if operator.is_work:
+                self._add(func, operator, args, kwargs, ins, outs, out, device)
+            elif torch.is_grad_enabled() and (node := torch._C._autograd._get_sequence_nr() - 1) not in self.module_of_node:
+                self.module_of_node[node] = self.watcher.module()
+                if operator.name not in ("aten.detach", "aten.alias"):  # a view made this node: no operator of ours
+                    self.rows_of_node.setdefault(node, None)
+        return out
+
+    def _call(self, func: Any, operator: _Operator, args: Any, kwargs: Any, ins: list[torch.Tensor]) -> Any:
+        if not self.world.fake:
+            return func(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            return self._data_dependent(func, operator, args, kwargs, ins)
+        values.keep(self.world, func, args, kwargs, ins, values.tensors_in((out,), []), operator.mutates)
+        return out
+
+    def _data_dependent(self, func: Any, operator: _Operator, args: Any, kwargs: Any, ins: list[torch.Tensor]) -> Any:
+        """Result of an operator whose shape or Python value depends on values: right where they are known."""
+        self.dynamic_shapes.setdefault(operator.name, self.watcher.location())
+        if all(self.world.value_of(t) is not None for t in ins):
+            real = values.run(self.world, func, args, kwargs)
+            return _as_fake(self.world, real)
+        if operator.name == "aten.equal":
+            return True
+        raise DynamicOutputShapeException(func)
+
+    def _read_scalar(self, tensor: torch.Tensor) -> Any:
+        self.watcher.saw_host_sync(tensor)
+        value = self.world.scalar(tensor)
+        if self.is_recording and self.watcher.micro_batch == 0 and self.world.has_label(tensor):
+            source = self.world.device_of(tensor)
+            self.rows.append(Row(self.watcher.phase((tensor,)), "aten._local_scalar_dense", self.watcher.module(), [[]], [], dtype_name(tensor.dtype),
+                                 read_bytes=tensor.element_size(), written_bytes=tensor.element_size(), device=str(source), copy_from=str(source),
+                                 copy_to="cpu"))  # fmt: skip
+        return value
+
+    def _describe(self, func: Any) -> _Operator:
+        schema = func._schema
+        namespace, _, name = schema.name.partition("::")
+        full = f"{namespace}.{name}"
+        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+        mutates = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+        multi = full.startswith(("aten._foreach_", "aten._fused_", "aten._amp_foreach_"))
+        made = _Operator(full, not is_view and full not in _NOT_WORK and namespace != "prim", mutates, multi,
+                         any(a in name for a in _ATTENTION))  # fmt: skip
+        self._operators[func] = made
+        return made
+
+    def _spread_device(self, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> torch.device:
+        """Intended device of a result: of the first argument that is on a device (scalars on the host don't count)."""
+        world = self.world
+        device = CPU
+        for t in ins:
+            if world.has_label(t):
+                device = world.device_of(t)
+                break
+        if not ins:
+            device = world.factory_device
+        if device is not CPU:
+            for t in outs:
+                if not world.has_label(t):
+                    world.set_device(t, device)
+        return device
+
+    def _add(self, func: Any, operator: _Operator, args: Any, kwargs: Any, ins: list[torch.Tensor], outs: list[torch.Tensor], out: Any,
+             device: torch.device) -> None:  # fmt: skip
+        watcher = self.watcher
+        if operator.name == "aten.copy_" and len(ins) == 2 and self.world.device_of(ins[0]) != self.world.device_of(ins[1]):
+            self.add_copy(ins[1], ins[0], self.world.device_of(ins[1]), self.world.device_of(ins[0]))
+            return
+        phase = watcher.phase(ins)
+        if not watcher.wants(phase) or (phase == "optimizer" and operator.name in _STATE_MAKERS):
+            return
+        row = Row(phase, operator.name, watcher.module(), device=str(device))
+        self._place(row)
+        written = outs if not operator.mutates or outs else ins[:1]
+        if operator.is_multi_tensor:
+            _sum_up_lists(row, args, ins, outs or ins)
+        else:
+            row.input_shapes = [list(t.shape) for t in ins]
+            row.output_shapes = [list(t.shape) for t in written]
+            row.read_bytes = sum(map(num_bytes, ins))
+            row.written_bytes = sum(map(num_bytes, written))
+        row.dtype = _dtype_of(outs, ins)
+        row.flops = flops.count(func._overloadpacket, operator.name, args, kwargs, out)
+        if operator.is_attention:
+            row.causal = int(_is_causal(func, args, kwargs))
+        if phase != "optimizer":
+            row.weight = next((w for t in ins if (w := self.weights.get(t)) is not None), None)
+            if operator.name == "aten._to_copy" and row.weight is not None:
+                self.weights.put(outs[0], row.weight)
+        self.rows.append(row)
+
+    def _place(self, row: Row) -> None:
+        """Tie a forward row to its autograd node, and a backward row to the forward row of its node."""
+        if row.phase in ("forward", "recompute", "data"):
+            node = torch._C._autograd._get_sequence_nr() - 1
+            self.rows_of_node.setdefault(node, row)
+            self.module_of_node.setdefault(node, row.module)
+        elif row.phase == "backward":
+            current = torch._C._current_autograd_node()
+            if current is None:
+                return
+            number = current._sequence_nr()
+            row.forward = self.rows_of_node.get(number)
+            row.module = row.forward.module if row.forward is not None else self.module_of_node.get(number)
+            if isinstance(current, torch.autograd.function.BackwardCFunction) and not type(current).__module__.startswith(("torch.", "advisor.")):
+                name = type(current).__name__.removesuffix("Backward")
+                self.custom_functions[name] = self.custom_functions.get(name, 0) + 1
+                row.forward = None if row.flops else row.forward
+            if current.name() == "torch::autograd::AccumulateGrad":
+                row.forward = None
+                row.weight = getattr(current, "variable", None)
+
+    def add_copy(self, source: torch.Tensor, target: torch.Tensor, copy_from: torch.device, copy_to: torch.device) -> None:
+        """A copy between two intended devices."""
+        if not self.is_recording:
+            return
+        phase = self.watcher.phase((source,))
+        if not self.watcher.wants(phase):
+            return
+        row = Row(phase, "aten._to_copy", self.watcher.module(), [list(source.shape)], [list(target.shape)],
+                  dtype_name(target.dtype), read_bytes=num_bytes(source), written_bytes=num_bytes(target),
+                  device=str(copy_to if copy_to.type == "cuda" else copy_from), copy_from=str(copy_from), copy_to=str(copy_to))  # fmt: skip
+        self._place(row)
+        self.rows.append(row)
+
+    def saved(self, tensor: torch.Tensor) -> None:
+        """Autograd keeps this tensor for backward: charge its storage once, to the call that keeps it."""
+        if not self.is_recording or self.watcher.micro_batch or self.weights.get(tensor) is not None or self.kept.get(tensor) is not None:
+            return
+        self.kept.put(tensor, True)
+        key = (torch._C._autograd._get_sequence_nr() - 1, "recompute" if torch._C._current_graph_task_id() != -1 else "forward")
+        self.saved_of_node[key] = self.saved_of_node.get(key, 0) + tensor.untyped_storage().nbytes()
+
+    @contextlib.contextmanager
+    def folded(self, operator: str, inputs: list[torch.Tensor], *, causal: bool = False, flops_of_call: int = 0, num_kernels: int = 0) -> Iterator[None]:
+        """Everything called inside becomes one row, unless it is one fused attention call already."""
+        start, first_node = len(self.rows), torch._C._autograd._get_sequence_nr()
+        self._fold_depth += 1
+        try:
+            yield
+        finally:
+            self._fold_depth -= 1
+        inside = self.rows[start:]
+        if self._fold_depth or not self.is_recording or not inside or any(r.operator.startswith("aten._scaled_dot_product_") for r in inside):
+            return
+        last = inside[-1]
+        row = Row(inside[0].phase, operator, last.module, [list(t.shape) for t in inputs], last.output_shapes, last.dtype, is_folded=True)
+        row.flops = flops_of_call or sum(r.flops for r in inside)
+        row.read_bytes, row.written_bytes = sum(map(num_bytes, inputs)), last.written_bytes
+        row.causal, row.device, row.num_kernels = int(causal), last.device, num_kernels or sum(r.num_kernels for r in inside)
+        row.weight = next((r.weight for r in inside if r.weight is not None), None)
+        self.rows[start:] = [row]
+        for node in range(first_node, torch._C._autograd._get_sequence_nr()):
+            self.rows_of_node[node] = row
+
+
+def _sum_up_lists(row: Row, args: Any, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> None:
+    """A multi-tensor call has one shape per list: the number of its elements."""
+    lists = [a for a in args if isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor)]
+    row.input_shapes = [[sum(t.numel() for t in a)] for a in lists]
+    elements, tensors = (row.input_shapes[0][0], len(lists[0])) if lists else (0, 1)
+    row.output_shapes = [[elements]]
+    row.read_bytes = sum(map(num_bytes, ins))
+    row.written_bytes = sum(map(num_bytes, outs))
+    row.num_kernels = max(1, -(-tensors // _TENSORS_PER_LAUNCH), -(-elements // (_CHUNK_ELEMENTS * _CHUNKS_PER_LAUNCH)))
+
+
+def _dtype_of(outs: list[torch.Tensor], ins: list[torch.Tensor]) -> str:
+    for t in (*outs, *ins):
+        if t.dtype.is_floating_point:
+            return dtype_name(t.dtype)
+    first = outs or ins
+    return dtype_name(first[0].dtype) if first else ""
+
+
+def _is_causal(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    if "is_causal" in kwargs:
+        return bool(kwargs["is_causal"])
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.name == "is_causal" and i < len(args):
+            return bool(args[i])
+    return False
+
+
+def _as_fake(world: World, real: Any) -> Any:
+    """Real results as fake tensors that remember their values."""
+    if isinstance(real, (list, tuple)):
+        return type(real)(_as_fake(world, r) for r in real)
+    if not isinstance(real, torch.Tensor):
+        return real
+    out = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
+    world.set_value(out, real)
+    return out

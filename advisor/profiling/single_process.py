@@ -1,0 +1,111 @@
+"""torch.distributed for a script that expects to be one of many: a world of one process whose collectives do nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+#: What torchrun would have set.
+LAUNCHER_ENVIRONMENT = {
+    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
+}  # fmt: skip
+
+
+def install(facts: dict[str, str], location: Callable[[], str]) -> None:
+    """Patch torch.distributed, DistributedDataParallel, DataParallel and FSDP for this process.
+
+    Args:
+        facts: gets what was seen, by hazard id.
+        location: tells the line of the script that is running.
+    """
+    if torch.distributed.is_available():
+        _patch_groups(facts, location)
+    parallel: Any = torch.nn.parallel
+    for name in ("DistributedDataParallel", "DataParallel"):
+        _see_through(getattr(parallel, name), name, facts)
+    with contextlib.suppress(ImportError):
+        import torch.distributed.fsdp as fsdp
+
+        for name in ("FullyShardedDataParallel",):
+            _see_through(getattr(fsdp, name), name, facts)
+        any_fsdp: Any = fsdp
+
+        def fully_shard(module: Any, **_: Any) -> Any:
+            facts.setdefault("already-distributed", "the script calls fully_shard")
+            return module
+
+        any_fsdp.fully_shard = fully_shard
+
+
+def _patch_groups(facts: dict[str, str], location: Callable[[], str]) -> None:
+    dist: Any = torch.distributed
+
+    def init_process_group(*_: Any, **__: Any) -> None:
+        facts.setdefault("already-distributed", f"init_process_group is called at {location()}")
+        for name, value in LAUNCHER_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+
+    started: Callable[[], bool] = lambda: "already-distributed" in facts and "init_process_group" in facts["already-distributed"]  # noqa: E731
+    dist.init_process_group = init_process_group
+    dist.destroy_process_group = lambda *_, **__: None
+    dist.is_initialized = started
+    dist.get_rank = lambda *_, **__: 0
+    dist.get_world_size = lambda *_, **__: 1
+    dist.get_backend = lambda *_, **__: "nccl"
+    dist.new_group = lambda *_, **__: None
+    for name in ("barrier", "all_reduce", "broadcast", "reduce", "broadcast_object_list", "monitored_barrier", "send", "recv"):
+        setattr(dist, name, lambda *_, **__: None)
+
+    def all_gather(outputs: list[torch.Tensor], tensor: torch.Tensor, *_: Any, **__: Any) -> None:
+        facts.setdefault("gathers-outputs", location())
+        outputs[0] = tensor.detach().clone()
+
+    def gather_into(output: torch.Tensor, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
+        with torch.no_grad():
+            output.copy_(tensor.reshape(output.shape))
+
+    dist.all_gather = all_gather
+    dist.all_gather_into_tensor = dist.reduce_scatter_tensor = gather_into
+    dist.all_gather_object = lambda outputs, value, *_, **__: outputs.__setitem__(0, value)
+    with contextlib.suppress(ImportError, AttributeError):
+        import torch.distributed.nn.functional as functional
+
+        any_functional: Any = functional
+        any_functional.all_gather = lambda tensor, *_, **__: (tensor,)
+        any_functional.all_reduce = lambda tensor, *_, **__: tensor
+
+
+def _see_through(wrapper: Any, name: str, facts: dict[str, str]) -> None:
+    """Make a parallel wrapper a plain module around its module."""
+
+    def init(self: Any, module: Any, *_: Any, **__: Any) -> None:
+        facts.setdefault("already-distributed", f"the model is wrapped in {name}")
+        torch.nn.Module.__init__(self)
+        self.module = module
+
+    @contextlib.contextmanager
+    def no_sync(_self: Any) -> Iterator[None]:
+        yield
+
+    wrapper.__init__ = init
+    wrapper.forward = lambda self, *args, **kwargs: self.module(*args, **kwargs)
+    wrapper.no_sync = no_sync
+    wrapper.__getattr__ = _attribute
+    wrapper.train = torch.nn.Module.train
+    wrapper.clip_grad_norm_ = lambda self, max_norm, *_: torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm)
+    for made in ("__getstate__", "__setstate__", "register_comm_hook", "_set_static_graph", "named_parameters", "named_buffers", "state_dict", "apply",
+                 "_apply", "load_state_dict"):  # fmt: skip
+        if made in vars(wrapper):
+            delattr(wrapper, made)
+    wrapper.register_comm_hook = lambda *_, **__: None
+
+
+def _attribute(self: Any, name: str) -> Any:
+    try:
+        return torch.nn.Module.__getattr__(self, name)
+    except AttributeError:
+        return getattr(torch.nn.Module.__getattr__(self, "module"), name)

@@ -1,0 +1,40 @@
+"""Facts about tensors' storages that outlive the tensors without keeping memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Generic, TypeVar
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+T = TypeVar("T")
+
+
+def num_bytes(tensor: torch.Tensor) -> int:
+    """Bytes a kernel touches to read or write a tensor; expanded dimensions are one element wide."""
+    if 0 in tensor.stride():
+        return math.prod(n for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s) * tensor.element_size()
+    return tensor.numel() * tensor.element_size()
+
+
+class StorageMap(Generic[T]):
+    """From a tensor's storage to a value. Views share the entry."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[StorageWeakRef, T]] = {}
+
+    def put(self, tensor: torch.Tensor, value: T) -> None:
+        if tensor.layout == torch.strided:
+            storage = tensor.untyped_storage()
+            self._entries[storage._cdata] = (StorageWeakRef(storage), value)
+
+    def get(self, tensor: torch.Tensor) -> T | None:
+        if not self._entries or tensor.layout != torch.strided:
+            return None
+        # A weak reference keeps the address from being used again, so equal addresses mean the same storage.
+        found = self._entries.get(tensor.untyped_storage()._cdata)
+        return None if found is None else found[1]
+
+    def clear(self) -> None:
+        self._entries.clear()

@@ -1,0 +1,71 @@
+"""One step without a device: the script runs on fake tensors (or small real ones) under the recorder."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.optim.optimizer
+import torch.utils._foreach_utils
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from advisor.profiling import assemble, devices, hooks, sandbox, single_process, values
+from advisor.profiling.child import Failure, Request, explain, run_script
+from advisor.profiling.recorder import Recorder
+from advisor.profiling.schema import save_profile
+from advisor.profiling.source import Source
+from advisor.profiling.watcher import Watcher
+from advisor.profiling.world import World
+
+
+def run(request: Request) -> Failure | None:
+    """Run the script, record one step, save its profile."""
+    warnings.simplefilter("ignore")
+    fake = request.way == "fake"
+    world, watcher, asked_workers = World(fake=fake), Watcher(Path(request.path)), []
+    recorder = Recorder(world, watcher)
+    watcher.recorder = recorder
+    devices.install(world)
+    values.install(world)
+    single_process.install(watcher.facts, watcher.location)
+    sandbox.quiet_torch(asked_workers)
+    hooks.install(watcher, replays=fake)
+    hooks.fold_calls(recorder, drops_dropout=True)
+    _prefer_device_optimizers()
+    world.on_copy, recorder.is_recording = recorder.add_copy, True
+    mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
+    with mode, recorder, hooks.observe_saved(recorder):
+        error = run_script(request, 2, "cuda", request.batch_size)
+    recorder.is_recording = False
+    if not watcher.has_step:
+        failure = explain(request, error, watcher)
+        return Failure(kind=failure.kind, message=failure.message, hint=failure.hint, details=failure.details,
+                       host_model_bytes=_model_bytes(watcher, world))  # fmt: skip
+    notes = list(request.warnings)
+    if error is not None and not isinstance(error, SystemExit):
+        notes.append(f"The script stopped after its first step: {explain(request, error, watcher).message}")
+    source = Source(path=Path(request.path), entry=request.entry, form=request.form, declared=tuple(request.declared),
+                    imports=tuple(request.imports), facts=request.facts)  # fmt: skip
+    profile = assemble.build(source, request.script, watcher, recorder, world, notes, asked_workers,
+                             request.batch_size if request.form == "functions" else None)  # fmt: skip
+    save_profile(profile, Path(request.folder) / "profile")
+    return None
+
+
+def _model_bytes(watcher: Watcher, world: World) -> int:
+    """Bytes of the largest model seen, to tell whether it could be run for real."""
+    called = sum(p.numel() * p.element_size() for p in watcher.parameters.values())
+    return max(called, world.host_model_bytes)
+
+
+def _prefer_device_optimizers() -> None:
+    """Optimizers take their multi-tensor form, as they do on a GPU, and a gradient scaler never skips a step."""
+    for place in (torch.utils._foreach_utils, torch.optim.optimizer):
+        kinds: list[Any] = getattr(place, "_foreach_supported_types", [])
+        if FakeTensor not in kinds:
+            kinds.append(FakeTensor)
+    scaler: Any = torch.amp.GradScaler
+    scaler._maybe_opt_step = lambda _self, optimizer, _state, *args, **kwargs: optimizer.step(*args, **kwargs)

@@ -1,0 +1,85 @@
+"""What a script reads out of tensors that have no values: known small ones, stand-ins otherwise, and never an exception."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from advisor.profiling.world import World
+
+
+def install(world: World) -> None:
+    """Patch the ways out of a tensor: tolist, numpy, format. `item`, `int`, `float` and `bool` are answered by the recorder."""
+    tensor_class: Any = torch.Tensor
+    plain_numpy: Callable[..., Any] = torch.Tensor.numpy
+    plain_tolist: Callable[..., Any] = torch.Tensor.tolist
+    plain_array: Callable[..., Any] = torch.Tensor.__array__
+
+    def outside(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(self, FakeTensor):
+                return plain(self, *args, **kwargs)
+            values = world.real_values(self)
+            with unset_fake_temporarily():
+                return plain(values, *args, **kwargs)
+
+        return read
+
+    def formatted(self: torch.Tensor, spec: str) -> str:
+        return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, "")
+
+    fake_class: Any = FakeTensor
+    tensor_class.numpy = outside(plain_numpy)
+    tensor_class.__array__ = outside(plain_array)
+    tensor_class.tolist = fake_class.tolist = outside(plain_tolist)
+    tensor_class.__format__ = formatted
+
+
+def tensors_in(values: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors among arguments or results, in order, lists and tuples opened."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            tensors_in(value, found)
+    return found
+
+
+def keep(world: World, func: Any, args: Any, kwargs: dict[str, Any], ins: list[torch.Tensor], outs: list[torch.Tensor], mutates: bool) -> None:
+    """Work the values of a small result out of the values of its arguments, where all are known."""
+    if not outs and not mutates:
+        return
+    known = all(world.is_small(t) for t in outs) and all(world.value_of(t) is not None for t in ins)
+    if known:
+        try:
+            results = tensors_in([run(world, func, args, kwargs)], [])
+        except (RuntimeError, NotImplementedError, ValueError, IndexError):
+            known = False
+        else:
+            for out, result in zip(outs, results, strict=False):
+                if isinstance(out, FakeTensor):
+                    world.set_value(out, result)
+    if not known and mutates:
+        for t in ins[:1]:
+            world.set_value(t, None)
+
+
+def run(world: World, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The operator on the known values of its arguments."""
+    with unset_fake_temporarily(), torch.no_grad():
+        return func(*_values(world, args), **{k: _values(world, [v])[0] for k, v in kwargs.items()})
+
+
+def _values(world: World, args: Any) -> list[Any]:
+    out: list[Any] = []
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            out.append(world.value_of(arg))
+        elif isinstance(arg, (list, tuple)):
+            out.append(type(arg)(_values(world, arg)) if type(arg) in (list, tuple) else arg)
+        else:
+            out.append(arg)
+    return out

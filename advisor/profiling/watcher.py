@@ -1,0 +1,288 @@
+"""Where in its training step a script is: micro-batches, backward passes, updates, and the module that is running.
+
+The step that is kept is the first one: the operators of its first micro-batch, the number of its micro-batches, and its update.
+It is over when a model is called again after the update (or when the script ends).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from advisor.profiling import values
+from advisor.profiling.recorder import Recorder, Row
+from advisor.profiling.storages import StorageMap
+
+#: Micro-batches without any update after which the script is taken to update by means we don't see.
+MAX_MICRO_BATCHES = 4096
+
+
+class Stop(BaseException):
+    """Ends the script from inside its own loop; BaseException, so that a script's `except Exception` doesn't swallow it."""
+
+
+@dataclass(slots=True)
+class ModuleCall:
+    """What is known of a module's calls in the recorded micro-batch."""
+
+    order: int
+    input_shape: list[int]
+    input_group: int
+    num_calls: int = 0
+    output_shape: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Frame:
+    module: torch.nn.Module
+    last_input: torch.Tensor | None = None  # first argument of the last child that owns parameters
+    last_group: int = -1
+
+
+@dataclass(slots=True)
+class RootCall:
+    """First call of a model: its inputs and outputs."""
+
+    module: torch.nn.Module
+    inputs: list[torch.Tensor]
+    input_shapes: list[list[int]]
+    signature: Any
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    result: Any = None
+    has_grad: bool = True
+
+
+class Watcher:
+    """State of the step, fed by the hooks of `hooks.py`."""
+
+    def __init__(self, script: Path) -> None:
+        self.script = script
+        self.recorder: Recorder | None = None
+        self.stack: list[_Frame] = []
+        self.stage = "before"  # before, forward, after (a backward pass)
+        self.micro_batch = 0
+        self.num_backward = 0
+        self.backward_depth = 0
+        self.update_depth = 0
+        self.num_manual_updates = 0
+        self.is_done = False
+        self.optimizers: list[torch.optim.Optimizer] = []  # constructed
+        self.stepped: list[torch.optim.Optimizer] = []
+        self.roots: dict[int, RootCall] = {}
+        self.second_inputs: list[torch.Tensor] | None = None
+        self.calls: dict[int, ModuleCall] = {}
+        self.called: dict[int, torch.nn.Module] = {}
+        self.parameters: dict[int, torch.nn.Parameter] = {}
+        self.with_grad: set[int] = set()
+        self.grads: StorageMap[bool] = StorageMap()
+        self.rows_before: list[Row] = []
+        self.evaluation: tuple[int, str] | None = None  # first row and stage before a call without gradients
+        self.host_syncs: dict[str, int] = {}
+        self.num_groups = 0
+        self.autocast_dtype: torch.dtype | None = None
+        self.uses_grad_scaler = self.clips_gradients = False
+        self.facts: dict[str, str] = {}  # seen on the way: hazard id -> evidence
+        self.on_update: Callable[[], None] = lambda: None
+
+    # -- modules -------------------------------------------------------------------------------------------------------------------
+
+    def module(self) -> torch.nn.Module | None:
+        return self.stack[-1].module if self.stack else None
+
+    def enter(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """A module is called."""
+        tensors = values.tensors_in(args, [])
+        values.tensors_in(kwargs.values(), tensors)
+        in_backward, stage = self.backward_depth > 0, self.stage
+        if not self.stack and not in_backward and any(True for _ in module.parameters()):
+            self._enter_root(module, tensors)
+        if not in_backward and self.micro_batch == 0:
+            self._note_call(module, tensors)
+        self.stack.append(_Frame(module))
+        if len(self.stack) == 1 and not in_backward and not torch.is_grad_enabled():
+            self.evaluation = (len(self.recorder.rows) if self.recorder is not None else 0, stage)
+
+    def leave(self, module: torch.nn.Module, result: Any) -> None:
+        """A module has returned (None as result after an exception)."""
+        self.stack.pop()
+        if not self.stack and self.evaluation is not None and not self.backward_depth:
+            self._end_evaluation(module)
+        call = self.calls.get(id(module))
+        if result is not None and call is not None and not call.output_shape:
+            outs = values.tensors_in((result,), []) or values.tensors_in(_fields(result), [])
+            call.output_shape = list(outs[0].shape) if outs else []
+        root = self.roots.get(id(module)) if not self.stack else None
+        if root is not None and root.result is None and result is not None:
+            root.result = result
+            root.outputs = values.tensors_in((result,), []) or values.tensors_in(_fields(result), [])
+
+    def _end_evaluation(self, module: torch.nn.Module) -> None:
+        """A model was called without gradients: its rows count only if it is another model than the trained one."""
+        start, self.stage = self.evaluation or (0, self.stage)
+        self.evaluation = None
+        if self.recorder is not None:
+            for row in self.recorder.rows[start:]:
+                row.evaluated = module
+
+    def _enter_root(self, module: torch.nn.Module, tensors: list[torch.Tensor]) -> None:
+        has_grad = torch.is_grad_enabled()
+        if self.is_done or (self.num_backward and not self.optimizers and self.num_manual_updates and has_grad):
+            self.second_inputs = tensors
+            raise Stop
+        if self.stage == "before":
+            self.rows_before = self._take_rows()
+        elif self.stage == "after" and has_grad and len(self.optimizers) < 2:
+            self.second_inputs = self.second_inputs or tensors
+            self.micro_batch += 1
+            if self.micro_batch >= MAX_MICRO_BATCHES:
+                raise Stop
+        if id(module) not in self.roots or (has_grad and not self.roots[id(module)].has_grad):
+            self.roots[id(module)] = RootCall(module, tensors, [list(t.shape) for t in tensors], signature(tensors), has_grad=has_grad)
+            self._note_parameters(module)
+        self.stage = "forward"
+
+    def _note_parameters(self, module: torch.nn.Module) -> None:
+        for p in module.parameters():
+            self.parameters[id(p)] = p
+            if self.recorder is not None:
+                self.recorder.weights.put(p, p)
+
+    def _note_call(self, module: torch.nn.Module, tensors: list[torch.Tensor]) -> None:
+        first = tensors[0] if tensors else None
+        group = -1
+        parent = self.stack[-1] if self.stack else None
+        if first is not None and parent is not None and any(True for _ in module.parameters()):
+            if parent.last_input is first:
+                group = parent.last_group
+            parent.last_input = first
+        if group < 0:
+            group, self.num_groups = self.num_groups, self.num_groups + 1
+        if parent is not None:
+            parent.last_group = group if first is parent.last_input else parent.last_group
+        key = id(module)
+        if key not in self.calls:
+            self.calls[key] = ModuleCall(len(self.calls), list(first.shape) if first is not None else [], group)
+            self.called[key] = module
+        self.calls[key].num_calls += 1
+
+    # -- phases --------------------------------------------------------------------------------------------------------------------
+
+    def phase(self, tensors: Any) -> str:
+        """Phase of an operator called now on these tensors."""
+        if torch._C._current_graph_task_id() != -1:
+            return "recompute" if torch.is_grad_enabled() else "backward"
+        if self.stack:
+            return "forward"
+        if self.update_depth:
+            return "optimizer"
+        if self.stage == "forward":
+            return "forward"
+        if self.stage == "after" and self.recorder is not None:
+            weights = self.recorder.weights
+            if any(weights.get(t) is not None for t in tensors):
+                self.num_manual_updates += not self.stepped
+                return "optimizer"
+            if any(self.grads.get(t) is not None for t in tensors):
+                return "optimizer"
+        return "data"
+
+    def wants(self, phase: str) -> bool:
+        """Whether a row of this phase belongs to what is kept: of later micro-batches only the update."""
+        return self.micro_batch == 0 or phase == "optimizer"
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Everything called inside belongs to the update of the parameters."""
+        self.update_depth += 1
+        try:
+            yield
+        finally:
+            self.update_depth -= 1
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """A backward pass, possibly inside another one."""
+        self.backward_depth += 1
+        outer, self.stack = self.stack, []
+        try:
+            yield
+        finally:
+            self.stack = outer
+            self.backward_depth -= 1
+        if not self.backward_depth:
+            self.num_backward += 1
+            self.stage = "after"
+            for key, p in self.parameters.items():
+                grad = p.grad
+                if grad is not None:
+                    self.with_grad.add(key)
+                    self.grads.put(grad, True)
+
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step."""
+        if any(o is optimizer for o in self.stepped) and self.is_done:
+            raise Stop
+        self.update_depth += 1
+
+    def after_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped."""
+        self.update_depth -= 1
+        if not self.num_backward:
+            return
+        if any(o is optimizer for o in self.stepped):
+            self.is_done = True  # the second step of one of several optimizers
+        else:
+            self.stepped.append(optimizer)
+        if len(self.stepped) >= max(1, len(self.optimizers)):
+            self.is_done = True
+        self.on_update()
+
+    @property
+    def has_step(self) -> bool:
+        """Whether a whole step was seen."""
+        return bool(self.num_backward and (self.stepped or self.num_manual_updates))
+
+    def _take_rows(self) -> list[Row]:
+        if self.recorder is None:
+            return []
+        rows, self.recorder.rows = self.recorder.rows, []
+        return rows
+
+    # -- facts ---------------------------------------------------------------------------------------------------------------------
+
+    def saw_host_sync(self, tensor: torch.Tensor) -> None:
+        """A value was read on the host: inside a model's forward or a backward pass the device waits for it."""
+        if self.stack and self.micro_batch == 0 and tensor.numel() == 1:
+            where = self.location()
+            self.host_syncs[where] = self.host_syncs.get(where, 0) + 1
+
+    def location(self) -> str:
+        """File and line of the script (or of the nearest library code outside torch) that is running."""
+        frame: Any = sys._getframe(1)
+        fallback = ""
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if name == str(self.script):
+                return f"{self.script.name}:{frame.f_lineno}"
+            if not fallback and "/torch/" not in name and "/advisor/" not in name and not name.startswith("<"):
+                fallback = f"{Path(name).name}:{frame.f_lineno}"
+            frame = frame.f_back
+        return fallback
+
+
+def signature(tensors: list[torch.Tensor]) -> Any:
+    """What must be equal for two calls of a model to do the same work."""
+    return tuple((tuple(t.shape), t.dtype) for t in tensors)
+
+
+def _fields(result: Any) -> list[Any]:
+    """Values of a mapping or of an object with attributes, for results that are neither tensors nor tuples."""
+    if isinstance(result, dict):
+        return list(result.values())
+    return list(getattr(result, "__dict__", {}).values())

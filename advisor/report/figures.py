@@ -1,0 +1,207 @@
+"""Figures of a report, as plotly draws them: in report.html and in notebooks. Each is None where there is nothing to draw.
+
+Colours are Okabe and Ito's, which colour-blind people tell apart; symbols, patterns and labels say the same again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from advisor.report.blocks import cluster_figure, throughput
+from advisor.report.breakdowns import largest_first, nonzero_parts, part_name, single_gpu_parts
+from advisor.report.format import GIB_BYTES, gib_with_unit, per_second, percent, seconds, with_prefix
+from advisor.report.report import PlanEntry, Report
+
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b3a52a", "#8c8c8c")
+_PATTERNS = ("", "/", ".", "x")
+_SYMBOLS = {"compute": "circle", "memory": "square", "latency": "diamond", "communication": "triangle-up", "host": "x"}
+_GREY = "#8c8c8c"
+#: Plans in the bars; more make them unreadable.
+_MOST_BARS = 8
+
+
+def _layout(figure: go.Figure, title: str, height: int = 400, **settings: Any) -> go.Figure:
+    """The common look; the page or the notebook brings the colour of text and paper."""
+    figure.update_layout(
+        title={"text": title, "x": 0, "xref": "container", "xanchor": "left"}, margin={"l": 64, "r": 16, "t": 48, "b": 48}, height=height,
+        font={"family": "system-ui, sans-serif", "size": 13}, plot_bgcolor="rgba(0,0,0,0)", paper_bgcolor="rgba(0,0,0,0)", template="none",
+        hoverlabel={"align": "left"}, legend={"orientation": "h", "y": 1, "yanchor": "bottom", "traceorder": "normal"}, **settings,
+    )  # fmt: skip
+    for update in (figure.update_xaxes, figure.update_yaxes):
+        update(gridcolor="rgba(128,128,128,0.25)", zeroline=False, automargin=True, title={"font": {"size": 13}, "standoff": 8})
+    return figure
+
+
+def memory_against_speed(report: Report) -> go.Figure | None:
+    """Every ranked plan by throughput and peak memory, with the Pareto front and the limit."""
+    plans = [p for p in report.plans if throughput(p)[0] and p.estimate.get("peak_memory_bytes")]
+    if not plans:
+        return None
+    unit = throughput(plans[0])[1]
+    figure = go.Figure()
+    front = pareto_front(plans)
+    figure.add_scatter(x=[throughput(p)[0] for p in front], y=[p.estimate["peak_memory_bytes"] / GIB_BYTES for p in front], mode="lines",
+                       line={"color": _GREY, "dash": "dot", "shape": "hv"}, name="Pareto front", hoverinfo="skip")  # fmt: skip
+    for chosen, name, colour, symbol in ((True, "recommended", COLOURS[0], "star"), (False, "other plans", COLOURS[1], "circle")):
+        shown = [p for p in plans if (p.rank == plans[0].rank) == chosen]
+        figure.add_scatter(
+            x=[throughput(p)[0] for p in shown], y=[p.estimate["peak_memory_bytes"] / GIB_BYTES for p in shown], mode="markers+text", name=name,
+            text=[str(p.rank) for p in shown], textposition="top center", marker={"size": 15 if chosen else 10, "symbol": symbol, "color": colour},
+            hovertext=[_plan_hover(p, unit) for p in shown], hoverinfo="text",
+        )  # fmt: skip
+    available = plans[0].estimate.get("available_bytes") or 0.0
+    top = max(available, *(p.estimate["peak_memory_bytes"] for p in plans)) / GIB_BYTES
+    if available:
+        figure.add_hline(y=available / GIB_BYTES, line={"color": COLOURS[5], "dash": "dash"}, showlegend=True,
+                         name=f"usable, {gib_with_unit(available)}")  # fmt: skip
+    return _layout(figure, "Memory against speed", xaxis={"title": unit}, yaxis={"title": "peak GiB per GPU", "range": [0, 1.1 * top]})  # fmt: skip
+
+
+def _plan_hover(entry: PlanEntry, unit: str) -> str:
+    e = entry.estimate
+    return (f"{entry.rank}. {_escaped(entry.label)}<br>{seconds(e.get('step_time_s'))} a step<br>{per_second(throughput(entry)[0])} {unit}"
+            f"<br>peak {gib_with_unit(e.get('peak_memory_bytes'))}")  # fmt: skip
+
+
+def pareto_front(plans: Sequence[PlanEntry]) -> list[PlanEntry]:
+    """Plans than which none is both faster and smaller, from the smallest to the fastest."""
+    front: list[PlanEntry] = []
+    best_rate = 0.0
+    for p in sorted(plans, key=lambda p: (p.estimate["peak_memory_bytes"], -(throughput(p)[0] or 0.0))):
+        rate = throughput(p)[0] or 0.0
+        if rate > best_rate:
+            front.append(p)
+            best_rate = rate
+    return front
+
+
+def time_by_class(report: Report) -> go.Figure | None:
+    """Share of the time by operator class, with what bounds each."""
+    spots = [h for h in largest_first(report.hotspots) if h.time_share and h.time_share > 0]
+    if not spots:
+        return None
+    shares = [h.time_share * 100 for h in spots]
+    labels = [f"{percent(h.time_share)} {h.bound_by + '-bound' if h.op_class != 'idle' else ''}" for h in spots]
+    bounds = list(_SYMBOLS)
+    colours = [COLOURS[bounds.index(h.bound_by)] if h.bound_by in bounds else _GREY for h in spots]
+    patterns = [_PATTERNS[bounds.index(h.bound_by) % len(_PATTERNS)] if h.bound_by in bounds else "" for h in spots]
+    figure = go.Figure(go.Bar(x=shares, y=[h.op_class for h in spots], orientation="h", text=labels, textposition="auto", cliponaxis=False,
+                              marker={"color": colours, "pattern": {"shape": patterns, "fillmode": "overlay"}}, hoverinfo="text+y"))  # fmt: skip
+    return _layout(figure, f"Time by class, {spots[0].source}", xaxis={"title": "% of one micro-batch on one GPU", "range": [0, max(shares) * 1.5]},
+                   yaxis={"autorange": "reversed"})  # fmt: skip
+
+
+def time_by_plan(report: Report) -> go.Figure | None:
+    """The parts of one optimizer step, a bar per plan."""
+    plans = [p for p in report.plans if p.estimate.get("breakdown_s")][:_MOST_BARS]
+    if not plans:
+        return None
+    figure = _bars([p.estimate["breakdown_s"] for p in plans], _bar_names(plans))
+    return _stacked(figure, "Step by plan", "seconds a step", len(plans))
+
+
+def memory_by_plan(report: Report) -> go.Figure | None:
+    """The parts of peak memory, a bar per plan, and the script alone on one GPU."""
+    plans = [p for p in report.plans if p.estimate.get("breakdown_bytes")][:_MOST_BARS]
+    stacks, names = [p.estimate["breakdown_bytes"] for p in plans], _bar_names(plans)
+    alone = single_gpu_parts(report)
+    if alone:
+        stacks, names = [*stacks, alone], [*names, "one GPU, not split"]
+    if not stacks:
+        return None
+    figure = _bars([{key: value / GIB_BYTES for key, value in stack.items()} for stack in stacks], names)
+    device = cluster_figure(report, "memory_bytes")
+    if device:
+        figure.add_vline(x=device / GIB_BYTES, line={"color": COLOURS[5], "dash": "dash"}, showlegend=True,
+                         name=f"memory of the GPU, {gib_with_unit(device)}")  # fmt: skip
+    return _stacked(figure, "Peak memory by plan", "GiB per GPU", len(stacks))
+
+
+def _bar_names(plans: Sequence[PlanEntry]) -> list[str]:
+    return [f"{p.rank}. {_escaped(p.label)}" for p in plans]
+
+
+def _bars(stacks: Sequence[Mapping[str, float]], names: Sequence[str]) -> go.Figure:
+    keys = list(dict.fromkeys(key for stack in stacks for key, _ in nonzero_parts(stack)))
+    figure = go.Figure()
+    for i, key in enumerate(keys):
+        pattern = {"shape": _PATTERNS[i // len(COLOURS) % len(_PATTERNS)], "fillmode": "overlay"}
+        figure.add_bar(
+            x=[stack.get(key) or 0.0 for stack in stacks], y=names, orientation="h", name=part_name(key),
+            hovertemplate="%{y}<br>" + part_name(key) + " %{x:.3g}<extra></extra>", marker={"color": COLOURS[i % len(COLOURS)], "pattern": pattern},
+        )  # fmt: skip
+    return figure
+
+
+def _stacked(figure: go.Figure, title: str, axis: str, num_bars: int) -> go.Figure:
+    return _layout(figure, title, height=170 + 42 * num_bars, barmode="stack", xaxis={"title": axis}, yaxis={"autorange": "reversed"})
+
+
+def roofline(report: Report) -> go.Figure | None:
+    """Hotspots under the roof of the chosen GPU: achieved rate against arithmetic intensity, both logarithmic."""
+    peak, memory_rate = (
+        cluster_figure(report, f"peak_{report.model.get('precision')}_flops_per_s"),
+        cluster_figure(report, "memory_bytes_per_s"),
+    )
+    spots = [h for h in report.hotspots if h.flops and h.bytes and h.achieved_flops_per_s]
+    if not spots or not peak or not memory_rate:
+        return None
+    ridge = peak / memory_rate
+    intensities = [h.flops / h.bytes for h in spots]
+    low, high = min(*intensities, ridge) / 10, max(*intensities, ridge) * 20
+    figure = go.Figure(go.Scatter(x=[low, ridge, high], y=[low * memory_rate, peak, peak], mode="lines", line={"color": _GREY}, name="roof",
+                                  hoverinfo="skip"))  # fmt: skip
+    order = sorted(spots, key=lambda h: h.flops / h.bytes)
+    for i, bound in enumerate(_SYMBOLS):
+        shown = [h for h in order if h.bound_by == bound]
+        if shown:
+            figure.add_scatter(
+                x=[h.flops / h.bytes for h in shown], y=[h.achieved_flops_per_s for h in shown], mode="markers+text", name=f"{bound}-bound",
+                text=[h.op_class for h in shown], textposition=["bottom right" if order.index(h) % 2 else "top left" for h in shown],
+                hovertext=[f"{h.op_class}: {with_prefix(h.achieved_flops_per_s, 'FLOP/s')}, {percent(h.roofline_share)} of the roof" for h in shown],
+                hoverinfo="text", cliponaxis=False,
+                marker={"symbol": _SYMBOLS[bound], "color": COLOURS[i], "size": [8 + 24 * (h.time_share or 0.0) ** 0.5 for h in shown]},
+            )  # fmt: skip
+    return _layout(figure, "Roofline of the chosen GPU", xaxis={"title": "FLOP per byte", "type": "log", "exponentformat": "none", "dtick": 1},
+                   yaxis={"title": "FLOP/s", "type": "log", "exponentformat": "SI", "dtick": 1})  # fmt: skip
+
+
+def scaling(report: Report) -> go.Figure | None:
+    """Step time of the best plan against the number of GPUs, with its interval and the ideal line."""
+    points = sorted((p for p in report.scaling if p.step_time_s), key=lambda p: p.num_gpus)
+    if not points:
+        return None
+    sizes, times = [p.num_gpus for p in points], [p.step_time_s or 0.0 for p in points]
+    figure = go.Figure(go.Scatter(x=sizes, y=[times[0] * sizes[0] / n for n in sizes], mode="lines", line={"dash": "dot", "color": _GREY},
+                                  name="ideal from the smallest", hoverinfo="skip"))  # fmt: skip
+    above = [(p.high_s or t) - t for p, t in zip(points, times, strict=True)]
+    below = [t - (p.low_s or t) for p, t in zip(points, times, strict=True)]
+    figure.add_scatter(
+        x=sizes, y=times, mode="lines+markers", name="best plan, 80% interval", line={"color": COLOURS[0]}, marker={"size": 9}, hoverinfo="text",
+        error_y={"type": "data", "array": above, "arrayminus": below, "color": COLOURS[0]},
+        hovertext=[f"{p.num_gpus} GPUs: {seconds(p.step_time_s)}<br>{_escaped(p.label)}" for p in points],
+    )  # fmt: skip
+    short = [p.num_gpus for p in report.scaling if p.step_time_s is None]
+    if short:
+        figure.add_scatter(x=short, y=[max(times)] * len(short), mode="markers+text", name="does not fit", text=["does not fit"] * len(short),
+                           textposition="bottom center", marker={"symbol": "x", "size": 11, "color": COLOURS[5]}, hoverinfo="skip")  # fmt: skip
+    ticks = sorted({p.num_gpus for p in report.scaling})
+    return _layout(figure, "Scaling", xaxis={"title": "GPUs", "type": "log", "tickvals": ticks, "ticktext": [str(n) for n in ticks]},
+                   yaxis={"title": "a step", "type": "log", **_time_ticks(min(times), max(times))})  # fmt: skip
+
+
+def _time_ticks(low_s: float, high_s: float) -> dict[str, list[Any]]:
+    """Ticks at 1, 2 and 5 of each decade."""
+    decades = range(math.floor(math.log10(low_s)) - 1, math.ceil(math.log10(high_s)) + 2)
+    values = [step * 10.0**decade for decade in decades for step in (1, 2, 5)]
+    shown = [value for value in values if low_s / 2 <= value <= high_s * 2]
+    return {"tickvals": shown, "ticktext": [seconds(value) for value in shown]}
+
+
+def _escaped(words: str) -> str:
+    """Words inside plotly's own markup."""
+    return words.replace("&", "&amp;").replace("<", "&lt;")

@@ -1,0 +1,21 @@
+(function () {
+  "use strict";
+  var figures = Array.from(document.querySelectorAll("script[data-figure]")).map(function (source) {
+    return { place: document.getElementById("figure-" + source.dataset.figure), figure: JSON.parse(source.textContent) };
+  });
+  function colours() {
+    var style = getComputedStyle(document.documentElement);
+    var text = style.getPropertyValue("--text").trim(), grid = style.getPropertyValue("--grid").trim();
+    return { "font.color": text, "xaxis.gridcolor": grid, "yaxis.gridcolor": grid, "xaxis.linecolor": grid, "yaxis.linecolor": grid };
+  }
+  function draw() {
+    figures.forEach(function (item) {
+      Plotly.newPlot(item.place, item.figure.data, item.figure.layout, { responsive: true, displayModeBar: false })
+        .then(function () { return Plotly.relayout(item.place, colours()); });
+    });
+  }
+  function recolour() { figures.forEach(function (item) { Plotly.relayout(item.place, colours()); }); }
+  draw();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+  matchMedia("print").addEventListener("change", recolour);
+})();

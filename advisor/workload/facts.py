@@ -1,0 +1,68 @@
+"""Facts about the model that the cost models want as plain numbers: heads, experts, tied weights, sequence."""
+
+from __future__ import annotations
+
+from advisor.workload.groups import is_expert
+from advisor.workload.layout import Layout
+
+
+def num_heads(layout: Layout) -> tuple[int, int]:
+    """(query heads, key-value heads) of the main blocks; (0, 0) without attention."""
+    meta = layout.profile.meta
+    if meta.num_heads:
+        return meta.num_heads, meta.num_kv_heads or meta.num_heads
+    for local in layout.parts[layout.main].ops:
+        four = [s for s in local.op.inputs if len(s) == 4]
+        if local.op.op_class == "attention" and local.op.phase == "forward" and len(four) >= 2:
+            return four[0][1], four[1][1]
+    return 0, 0
+
+
+def hidden_size(layout: Layout) -> float:
+    """Width of what the main blocks hand on; 0 for images and unknown."""
+    part = layout.parts[layout.main]
+    shape = layout.tree.modules[part.segment.repeats[0][-1].path].output_shape if part.segment.is_blocks else ()
+    return float(shape[-1]) if len(shape) in (2, 3) else 0.0
+
+
+def num_experts(layout: Layout) -> tuple[int, int]:
+    """(experts, experts that a token visits) of the main blocks; (0, 0) without experts."""
+    part = layout.parts[layout.main]
+    experts = 0
+    for p in part.parameters:
+        if not is_expert(p):
+            continue
+        parts = p.name.split(".")
+        following = parts[parts.index("experts") + 1]
+        experts = max(experts, int(following) + 1 if following.isdigit() else p.shape[0] if len(p.shape) == 3 else 0)
+    active = next((o.op.outputs[0][-1] for o in part.ops if o.op.name == "topk" and o.op.outputs and o.op.outputs[0]), 0)
+    return experts, min(active, experts)
+
+
+def tied_params(layout: Layout) -> float:
+    """Elements of parameters that two different parts use (an embedding that is also the head)."""
+    users: dict[str, set[int]] = {}
+    for i, part in enumerate(layout.parts):
+        for local in part.ops:
+            p = layout.tree.parameter_by_name.get(local.op.weight)
+            if p is not None and p.aliases:
+                users.setdefault(p.name, set()).add(i)
+    return sum(layout.tree.parameter_by_name[name].num_elements for name, parts in users.items() if len(parts) > 1)
+
+
+def measured_host_s_per_kernel(layout: Layout) -> float | None:
+    """Seconds of host work per kernel of a live profile; None where the device, not the host, set the pace.
+
+    A step whose device idles for more than a fifth of it lasts as long as the host needs to launch its kernels.
+    """
+    meta = layout.profile.meta
+    if not measured_on_gpu(layout) or not meta.step_time_s or meta.idle_s is None or meta.idle_s < 0.2 * meta.step_time_s:
+        return None
+    launched = sum(op.num_kernels * (1 if op.phase == "optimizer" else meta.accumulation) for op in layout.tree.ops)
+    return meta.step_time_s / launched if launched else None
+
+
+def measured_on_gpu(layout: Layout) -> bool:
+    """Whether the profile's seconds come from a device that plans can be anchored on."""
+    meta = layout.profile.meta
+    return meta.source == "measured" and bool(meta.device) and "cpu" not in meta.device.lower()
