@@ -51,11 +51,16 @@ def check_cluster(options: PlanOptions) -> None:
     _cluster(options)
 
 
-def situation(step: StepProfile, options: PlanOptions) -> Situation:
-    """Shape the workload, resolve the cluster, fix the global batch."""
+def situation(step: StepProfile, options: PlanOptions, progress: Callable[[str], None]) -> Situation:
+    """Shape the workload, resolve (and where it is this machine, measure) the cluster, fix the global batch."""
+    from advisor.measure.here import is_here, with_measurements
     from advisor.workload import shape
 
     cluster, assumptions = _cluster(options)
+    if is_here(options.gpu, options.cluster):
+        progress("measuring this machine's device")
+        cluster, notes = with_measurements(cluster, progress)
+        assumptions = (*assumptions, *notes)
     workload = shape(step, precision=options.precision, optimizer=options.optimizer)
     precision = workload.compute_dtype
     if precision not in cluster.device.peak_flops_per_s:

@@ -163,6 +163,33 @@ def gpus(name: str | None, as_json: bool) -> None:
     click.echo(json.dumps(data, indent=1, default=str) if as_json or name else "\n".join(data))
 
 
+@cli.command()
+@click.option("-o", "--out", metavar="FILE", help="Cluster file to write; printed when left out.")
+@click.option("--full", is_flag=True, help="More sizes and larger arrays: minutes instead of seconds.")
+def measure(out: str | None, full: bool) -> None:
+    """Measure this machine's device: matrix rates by size and dtype, memory, host copies, launch overhead."""
+    from advisor.measure.cluster_file import to_toml
+    from advisor.measure.here import cluster_here
+
+    with _progress() as progress:
+        cluster, measurements = cluster_here(quick=not full, progress=progress)
+    text = to_toml(cluster)
+    if out is None:
+        click.echo(text)
+    else:
+        _write_text(Path(out), text)
+        click.echo(f"{measurements.device_name}: measured in {measurements.duration_s:.3g} s, written to {out}; use it with --cluster {out}")
+    for warning in measurements.warnings:
+        click.echo(f"advise: {warning}", err=True)
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf8")
+    except OSError as error:
+        raise AdvisorError(f"{path} can't be written ({error.strerror}).", hint="Choose another file with -o.") from error
+
+
 def _show(report: Any, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=1))

@@ -96,7 +96,7 @@ def _plan(
     """Everything after the profile; returns the report and what writes its plans' folders."""
     from advisor import assemble
 
-    situation = assemble.situation(step, planning)
+    situation = assemble.situation(step, planning, progress)
     progress("pricing plans")
     result = assemble.searched(situation)
     if not result.candidates:

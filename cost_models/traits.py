@@ -43,6 +43,7 @@ class Runtime:
     selective_share: float = 0.28  # of the forward pass, for "share"
     pipeline_cut: str = "even"  # how layers go to stages: one of PIPELINE_CUTS
     virtual_stages: int = 1  # presumed where a run doesn't say
+    whole_batch: bool = False  # a rank's whole batch is presumed to be one micro-batch where a run doesn't say
     flash_attention: bool = True  # presumed where a run doesn't say
     quirks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)  # traits of the memory model

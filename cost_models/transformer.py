@@ -16,6 +16,8 @@ from cost_models.terms.memory_traits import MemoryTraits, memory_traits
 from cost_models.transformer_memory import BlockShape, block_bytes, embedding_saved_bytes, loss_bytes
 from cost_models.types import BATCH_DIMS, OP_CLASSES, PHASES, PRICING_KINDS, TP_SPLITS, LayerGroup, OpTable, OptimizerSpec, Workload
 
+#: Under autocast norms, softmax and losses run in fp32 and weights and activations are cast: more traffic than 16-bit training.
+_AUTOCAST_TRAFFIC = 1.6
 _PRECISIONS = {  # compute dtype, bytes per element of working copy, master copy, gradients
     "fp32": ("fp32", 4.0, 0.0, 4.0), "tf32": ("tf32", 4.0, 0.0, 4.0), "fp16": ("fp16", 2.0, 4.0, 2.0), "bf16": ("bf16", 2.0, 4.0, 2.0),
     "amp": ("bf16", 4.0, 0.0, 4.0), "amp16": ("fp16", 4.0, 0.0, 4.0), "fp8": ("fp8", 2.0, 4.0, 4.0), "fp4": ("fp4", 2.0, 4.0, 4.0),
@@ -98,7 +100,8 @@ def transformer_workload(
         raise ValueError(f"unknown optimizer {optimizer!r}; known: {', '.join(states)}")
     dtype, param_bytes, master_bytes, default_grad_bytes = _PRECISIONS[precision]
     traits = memory_traits(runtime)
-    groups = _groups(shape, traits, 2.0 if dtype not in ("fp32", "tf32") else 4.0)
+    element_bytes = 4.0 if dtype in ("fp32", "tf32") else 2.0
+    groups = _groups(shape, traits, element_bytes, _AUTOCAST_TRAFFIC if precision.startswith("amp") else element_bytes / 2)
     num_params = sum(g.num_params * g.num_repeats for g in groups)
     vocab_params = shape.vocab_size * shape.hidden_size
     return Workload(
@@ -113,14 +116,14 @@ def transformer_workload(
     )  # fmt: skip
 
 
-def _groups(shape: TransformerShape, traits: MemoryTraits, element_bytes: float) -> tuple[LayerGroup, ...]:
+def _groups(shape: TransformerShape, traits: MemoryTraits, element_bytes: float, traffic_scale: float) -> tuple[LayerGroup, ...]:
     s, h, vocab = shape.seq_len, shape.hidden_size, shape.vocab_size
     embedding, head = vocab * h, h + (0.0 if shape.tied else vocab * h)
     share = shape.trainable_share
     num_dense = shape.num_layers if not shape.num_experts else min(shape.num_dense_layers, shape.num_layers)
     memory = _memory_shape(shape, element_bytes, experts=False)
     prefix = LayerGroup(
-        name="embedding", num_repeats=1, ops=_embedding_ops(shape), num_params=embedding, num_trainable_params=embedding * share,
+        name="embedding", num_repeats=1, ops=_embedding_ops(shape, traffic_scale), num_params=embedding, num_trainable_params=embedding * share,
         num_tp_params=embedding, boundary_bytes=element_bytes * s * h, num_tp_collectives=1.0,
         saved_sequence_bytes=embedding_saved_bytes(memory),
     )  # fmt: skip
@@ -129,7 +132,7 @@ def _groups(shape: TransformerShape, traits: MemoryTraits, element_bytes: float)
         saved_sequence_bytes=2.0 * element_bytes * s * h,
     )  # fmt: skip
     counts = ((num_dense, False), (shape.num_layers - num_dense, True))
-    blocks = [_block(shape, n, _memory_shape(shape, element_bytes, experts=e), traits, experts=e) for n, e in counts if n]
+    blocks = [_block(shape, n, _memory_shape(shape, element_bytes, experts=e), traits, traffic_scale, experts=e) for n, e in counts if n]
     return (prefix, *blocks, suffix)
 
 
@@ -152,11 +155,11 @@ def _block_params(shape: TransformerShape, *, experts: bool) -> tuple[float, flo
     return attention + mlp + bank, bank, 2 * h + (h * shape.num_experts if experts else 0.0)
 
 
-def _block(shape: TransformerShape, repeats: int, memory: BlockShape, traits: MemoryTraits, *, experts: bool) -> LayerGroup:
+def _block(shape: TransformerShape, repeats: int, memory: BlockShape, traits: MemoryTraits, traffic_scale: float, *, experts: bool) -> LayerGroup:
     split, bank, replicated = _block_params(shape, experts=experts)
     saved = block_bytes(memory, traits)
     return LayerGroup(
-        name="moe_layers.*" if experts else "layers.*", num_repeats=repeats, ops=_block_ops(shape, experts=experts),
+        name="moe_layers.*" if experts else "layers.*", num_repeats=repeats, ops=_block_ops(shape, traffic_scale, experts=experts),
         num_params=split + replicated, num_trainable_params=(split + replicated) * shape.trainable_share, num_tp_params=split,
         num_expert_params=bank, num_tp_collectives=2.0, can_recompute=True, can_cut=True,
         **{f.name: getattr(saved, f.name) for f in dataclasses.fields(saved)},
@@ -198,6 +201,7 @@ class _Ops:
     """Collects operators with their backward."""
 
     train_weights: bool
+    traffic_scale: float = 1.0  # against 2-byte activations
     rows: list[_Op] = field(default_factory=list)
 
     def linear(self, rows: float, out: float, inner: float, split: str, *, experts: float = 1.0, weights: float = 1.0) -> None:
@@ -217,7 +221,7 @@ class _Ops:
     ) -> None:
         """A memory-bound operator."""
         for phase, size, count in (("forward", forward_bytes, kernels[0]), ("backward", backward_bytes, kernels[1])):
-            self.rows.append(_Op(op_class=op_class, kind="memory", phase=phase, batch_dim="none", tp_split=split, bytes_per_sample=size, num_kernels=count))  # fmt: skip
+            self.rows.append(_Op(op_class=op_class, kind="memory", phase=phase, batch_dim="none", tp_split=split, bytes_per_sample=size * self.traffic_scale, num_kernels=count))  # fmt: skip
 
     def table(self) -> OpTable:
         codes = {"op_class": OP_CLASSES, "kind": PRICING_KINDS, "phase": PHASES, "batch_dim": BATCH_DIMS, "tp_split": TP_SPLITS}
@@ -249,8 +253,8 @@ def _attention(ops: _Ops, shape: TransformerShape) -> None:
     ops.traffic("attention", 8.8 * scores, 13.2 * scores, "batch", (4, 5))
 
 
-def _block_ops(shape: TransformerShape, *, experts: bool) -> OpTable:
-    ops = _Ops(train_weights=shape.trainable_share >= 0.5)
+def _block_ops(shape: TransformerShape, traffic_scale: float, *, experts: bool) -> OpTable:
+    ops = _Ops(train_weights=shape.trainable_share >= 0.5, traffic_scale=traffic_scale)
     s, h, q, kv = shape.seq_len, shape.hidden_size, shape.query_size, shape.kv_size
     modern = shape.rotary  # RMSNorm written out, separate q, k, v and rotary embedding, as in eager Llama code; else GPT-2 with biases
     ops.traffic("normalization", 8.0 * s * h, 12.0 * s * h, "sequence", (16, 24) if modern else (2, 4))
@@ -278,8 +282,8 @@ def _mlp(ops: _Ops, shape: TransformerShape, rows: float, ffn: float, experts: f
     ops.linear(rows, shape.hidden_size, ffn, "k", experts=experts)
 
 
-def _embedding_ops(shape: TransformerShape) -> OpTable:
-    ops = _Ops(train_weights=True)
+def _embedding_ops(shape: TransformerShape, traffic_scale: float) -> OpTable:
+    ops = _Ops(train_weights=True, traffic_scale=traffic_scale)
     size = shape.seq_len * shape.hidden_size
     ops.traffic("embedding", 4.0 * size, 8.0 * size if shape.trainable_share >= 0.5 else 0.0, "none", (2, 3))
     return ops.table()

@@ -69,7 +69,11 @@ def _host_or_device(device: str) -> str:
 @lru_cache(maxsize=16384)
 def _family(name: str) -> str:
     plain = _plain_name(name)
-    for candidate in dict.fromkeys((plain, _BACKWARD.sub("", plain))):
+    forward = _BACKWARD.sub("", plain)
+    candidates = [plain, forward]
+    if _AUTOGRAD_NODE.fullmatch(name.removeprefix(_EVALUATE)):  # node names drop underscores: ThnnFusedLstmCell, Im2Col
+        candidates += [f"_{forward}", re.sub(r"(?<=\d)_", "", forward)]
+    for candidate in dict.fromkeys(candidates):
         if found := _first_match("operator_families.toml", candidate, whole=True):
             return found
     is_kernel = not _PLAIN_OPERATOR.fullmatch(name) and not name.startswith(_EVALUATE) and not _AUTOGRAD_NODE.fullmatch(name)

@@ -11,6 +11,7 @@ import pandas as pd
 from advisor.profiling.schema import StepProfile
 from cost_models import Calibration, load_calibration, op_seconds
 from cost_models.terms.compute import FLASH_BACKWARD_FACTOR, peak_flops_per_s
+from cost_models.terms.optimizer import optimizer_bytes_per_param
 from cost_models.types import BATCH_DIMS, OP_CLASSES, PHASES, PRICING_KINDS, Cluster, Device, FloatArray, IntArray, OpTable, Workload
 
 #: Copies that leave the device: priced by their bytes over a link.
@@ -132,12 +133,14 @@ def op_flops(ops: OpTable, micro_batch: float) -> FloatArray:
 def _optimizer_work(profile: StepProfile, workload: Workload, cluster: Cluster, calibration: Calibration) -> Work:
     """One micro-batch's share of the optimizer step, by the bytes it moves.
 
-    Per trainable parameter: the gradient is read, states and the weight (or its fp32 master copy) are read and written, and with
-    a master copy the working weight is written too. Arithmetic and gradient clipping are ignored.
+    That is what the profile's optimizer operators read and write, and at least what a fused optimizer must (the cost model's count):
+    optimizers that run operator by operator over lists of tensors, torch's default, move about twice as much. Arithmetic is ignored.
     """
     spec, share = workload.optimizer, 1.0 / max(profile.meta.accumulation, 1)
-    weight_bytes = 2 * workload.master_bytes + workload.param_bytes if workload.master_bytes else 2 * workload.param_bytes
-    num_bytes = workload.num_trainable_params * (workload.grad_bytes + 2 * spec.state_bytes_per_param + weight_bytes) * share
+    rows = profile.operators[(profile.operators["phase"] == "optimizer") & (profile.operators["op_class"] == "optimizer")]
+    least = workload.num_trainable_params * float(optimizer_bytes_per_param(*(np.array(size) for size in (
+        spec.state_bytes_per_param, workload.master_bytes, workload.param_bytes, workload.grad_bytes))))  # fmt: skip
+    num_bytes = max(float((rows["read_bytes"] + rows["written_bytes"]).sum()), least) * share
     ideal_s = num_bytes / cluster.device.memory_bytes_per_s
     rate_share = calibration.value("memory_rate_share", family=cluster.device.family)
     return Work.single("optimizer", seconds=ideal_s / rate_share, num_bytes=num_bytes, ideal_move_s=ideal_s,

@@ -12,12 +12,16 @@ from cost_models.types import Plan
 
 
 def block_patterns(model: Mapping[str, Any]) -> tuple[str, ...]:
-    """Regular expressions for the module paths of the repeated layers, outermost ones only."""
-    paths = list(model.get("block_paths") or [])
-    if not paths:
-        paths = [g["name"] for g in model.get("layer_groups") or [] if "*" in g["name"]]
-    outer = [p for p in dict.fromkeys(paths) if not any(p != q and p.startswith(f"{q}.") for q in paths)]
-    return tuple(re.escape(p).replace(r"\*", r"\d+") for p in outer)
+    """Regular expressions for the module paths of the repeated layers: what varies between paths of one form becomes a number."""
+    forms: dict[tuple[str, ...], list[list[str]]] = {}
+    for path in model.get("block_paths") or []:
+        parts = path.split(".")
+        forms.setdefault(tuple("#" if p.isdigit() else p for p in parts), []).append(parts)
+    return tuple(r"\.".join(_position(column) for column in zip(*paths, strict=True)) for paths in forms.values())
+
+
+def _position(column: tuple[str, ...]) -> str:
+    return re.escape(column[0]) if len(set(column)) == 1 else r"\d+"
 
 
 def half_dtype(inp: EngineInput) -> str:

@@ -70,7 +70,7 @@ def resolve_cluster(
         draft = _base(gpu, file)
         if gpus_per_node is not None:
             draft = draft.with_("given", gpus_per_node=gpus_per_node)
-        elif draft.cluster.sources["gpus_per_node"] == "assumed" and gpu is not None:
+        elif draft.cluster.sources["gpus_per_node"] == "assumed" and (gpu is not None or file is not None):
             usual = draft.cluster.gpus_per_node
             draft = draft.with_("assumed", f"{usual} GPU{'s' * (usual > 1)} in a node, as usual with {draft.cluster.device.name} "
                                 "(--gpus-per-node says otherwise)", gpus_per_node=usual)  # fmt: skip

@@ -110,6 +110,8 @@ def _cluster(data: dict[str, Any], base: Callable[[str], Cluster]) -> tuple[Clus
     if counts["gpus_per_node"] is None:
         raise ValueError("gpus_per_node is missing.")
     assumptions = []
+    if usual and catalogue.is_presumed(data["gpu"]):
+        assumptions.append(f'"{data["gpu"]}" is taken for {usual.device.name}; name another variant in the cluster file')
     links: dict[str, Link] = {}
     for place in ("intra", "inter"):
         like = getattr(usual, place) if usual else None

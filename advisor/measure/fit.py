@@ -27,22 +27,24 @@ PRIORS: Mapping[str, tuple[float, float]] = {
     "gemm_rate_share": (0.80, 0.1), "gemm_half_m": (100.0, 0.5), "gemm_half_n": (120.0, 0.5), "gemm_half_k": (120.0, 0.5),
     "low_precision_rate_share": (0.75, 0.15), "convolution_rate_share": (0.45, 0.3), "attention_rate_share": (0.5, 0.25),
     "batched_rate_share": (0.45, 0.3), "expert_imbalance": (1.15, 0.1), "memory_rate_share": (0.8, 0.1), "memory_traffic": (1.2, 0.4),
-    "host_s_per_kernel": (30e-6, 0.2), "host_s_per_collective": (70e-6, 0.5), "step_s": (20e-3, 0.6), "scalar_rate_share": (0.85, 0.15), "intra_rate_share": (0.65, 0.2), "pcie_rate_share": (0.4, 0.3),
+    "host_s_per_kernel": (30e-6, 0.2), "host_s_per_collective": (70e-6, 0.5), "step_s": (6e-3, 0.4), "scalar_rate_share": (0.85, 0.15), "intra_rate_share": (0.65, 0.2), "pcie_rate_share": (0.4, 0.3),
     "inter_rate_share": (0.65, 0.25), "inter_decay": (0.2, 0.5), "inter_decay_whole_node": (0.4, 0.5),
     "inter_latency_s_per_node": (60e-6, 0.6), "dp_hidden_share": (0.6, 0.3), "fsdp_hidden_share": (0.8, 0.2),
     "overlap_contention": (0.2, 0.6), "p2p_rate_share": (0.5, 0.4), "all_to_all_rate_share": (0.5, 0.4),
 }  # fmt: skip
 #: Which vary by runtime and by GPU family, and how far (standard deviation of the logarithm).
 BY_RUNTIME: Mapping[str, float] = {
-    "gemm_rate_share": 0.10, "host_s_per_kernel": 0.5, "step_s": 0.6, "inter_rate_share": 0.4, "intra_rate_share": 0.2,
+    "gemm_rate_share": 0.10, "host_s_per_kernel": 0.3, "step_s": 0.4, "inter_rate_share": 0.4, "intra_rate_share": 0.2,
     "inter_latency_s_per_node": 0.8,
 }  # fmt: skip
 BY_FAMILY: Mapping[str, float] = {"gemm_rate_share": 0.15, "attention_rate_share": 0.25}
 #: Factors known before any run: largest product measured on such cards over that of an H100 (stas00/ml-engineering, MAMF table), and
-#: cards whose power limit keeps them far below the clock their peak is quoted at (T4: 70 W, base 585 of 1590 MHz; 500 W H100).
+#: cards whose power limit keeps them far below the clock their peak is quoted at (T4: 70 W, base 585 of 1590 MHz; 500 W H100);
+#: GeForce cards accumulate in fp32 at half rate, so that they run near that peak, above the quoted clock.
 DEVICE_FACTORS: Mapping[str, Mapping[str, float]] = {
     "ampere": {"gemm_rate_share": 1.08}, "blackwell": {"gemm_rate_share": 0.95}, "cdna3": {"gemm_rate_share": 0.7},
-    "t4": {"gemm_rate_share": 0.5, "attention_rate_share": 0.5, "batched_rate_share": 0.5},
+    "t4": {"gemm_rate_share": 0.4, "attention_rate_share": 0.4, "batched_rate_share": 0.4},
+    "rtx-3090": {"gemm_rate_share": 1.25}, "rtx-4090": {"gemm_rate_share": 1.25}, "rtx-5090": {"gemm_rate_share": 1.25},
     "h100-sxm-96gb-hbm2e": {"gemm_rate_share": 0.87, "attention_rate_share": 0.87},
 }  # fmt: skip
 _SCALE = 0.10  # a miss of 10% weighs like one standard deviation of a prior

@@ -64,8 +64,11 @@ class RowReader:
     _shapes: dict[str, Record] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        tables = [known_shapes()] + ([] if self.arch is None else [self.arch])
-        self._shapes = {str(r["model_name"]).lower(): r for t in tables for r in t.to_dict("records")}
+        for table in (known_shapes(), *([] if self.arch is None else [self.arch])):
+            for shape in table.to_dict("records"):
+                stated = {str(k): v for k, v in shape.items() if not (isinstance(v, float) and math.isnan(v))}
+                name = str(shape["model_name"]).lower()
+                self._shapes[name] = {**self._shapes.get(name, {}), **stated}
 
     def read(self, record: Record) -> dict[str, Any]:
         """Workload, cluster, plan, steps and assumed fields of a row.
@@ -127,13 +130,20 @@ def known_shapes() -> pd.DataFrame:
 
 @functools.cache
 def runtime_of(source: str, framework: str) -> Runtime:
-    """Runtime whose traits a row gets: by its source, else by its framework, else generic PyTorch."""
+    """Runtime whose traits a row gets: its source's (of several, the one that lists the framework), else its framework's, else generic."""
     runtimes = [load_runtime(name) for name in runtime_names()]
-    for text, spellings in ((source, "sources"), (framework, "frameworks")):
-        found = [(len(s), r) for r in runtimes for s in getattr(r, spellings) if text.startswith(s)]
-        if text and found:
-            return max(found, key=lambda pair: pair[0])[1]
+    matches = [(_longest(source, r.sources), _longest(framework, r.frameworks), r) for r in runtimes]
+    by_source = [m for m in matches if m[0]]
+    by_framework = [m for m in matches if m[1]]
+    for found in (by_source, by_framework):
+        if found:
+            return max(found, key=lambda m: m[:2])[2]
     return load_runtime("torch")
+
+
+def _longest(text: str, starts: tuple[str, ...]) -> int:
+    """Length of the longest of the spellings that the text starts with; 0 if none."""
+    return max((len(s) for s in starts if text.startswith(s)), default=0)
 
 
 def _device(row: _Fields) -> Device:
@@ -286,4 +296,4 @@ def _usual_micro_batch(runtime: Runtime, share: float, pp: int) -> float:
     """Micro-batch where none is stated: eight micro-batches per pipeline stage, at most 4 samples without a pipeline."""
     if pp > 1:
         return min(share, max(1.0, share / (8 * pp)))
-    return share if runtime.name == "dlperf" else min(share, 4.0)
+    return share if runtime.whole_batch else min(share, 4.0)

@@ -7,7 +7,6 @@ The request names a folder; `profile/` or `failure.json` appears in it. Nothing 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import runpy
@@ -56,7 +55,11 @@ def main() -> None:
     request = Request(**json.loads(Path(sys.argv[1]).read_text(encoding="utf8")))
     _end_with_parent()
     folder = Path(request.folder)
-    failure = run(request)
+    try:
+        failure = run(request)
+    except Exception as error:  # noqa: BLE001  ours or torch's, not the script's: the parent tries another way
+        failure = Failure(kind="crash", message=f"{request.script} could not be recorded: {type(error).__name__}: {error}",
+                          details=traceback.format_exc()[-8000:])  # fmt: skip
     if failure is not None:
         (folder / "failure.json").write_text(json.dumps(asdict(failure)), encoding="utf8")
     sys.stdout.flush()
@@ -80,7 +83,6 @@ def run(request: Request) -> Failure | None:
     """Run the script the way that was asked for; None when a profile was written."""
     from advisor.profiling import sandbox
 
-    (Path(request.folder) / "written").mkdir(exist_ok=True)
     if request.launcher_environment:
         from advisor.profiling.single_process import LAUNCHER_ENVIRONMENT
 
@@ -88,11 +90,11 @@ def run(request: Request) -> Failure | None:
     if request.way == "live":
         from advisor.profiling import live
 
-        sandbox.protect_files(Path(request.folder) / "written")
+        sandbox.protect_files(Path(request.folder))
         return live.run(request)
     from advisor.profiling import traced
 
-    sandbox.protect_files(Path(request.folder) / "written")
+    sandbox.protect_files(Path(request.folder))
     return traced.run(request)
 
 
@@ -145,11 +147,6 @@ def explain(request: Request, error: BaseException | None, watcher: Any) -> Fail
 def _where(request: Request, error: BaseException) -> str:
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == request.path]
     return f"{request.script}:{lines[-1]}" if lines else request.script
-
-
-@contextlib.contextmanager
-def nothing() -> Any:
-    yield
 
 
 if __name__ == "__main__":

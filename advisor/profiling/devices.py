@@ -322,4 +322,7 @@ def _patch_cuda(world: World) -> None:
         accelerator.is_available = lambda *_: True
         accelerator.device_count = lambda *_: NUM_DEVICES
         accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
-        accelerator.synchronize = lambda *_: None
+        accelerator.current_device_index = lambda *_: world.current_device
+        accelerator.current_stream = lambda *_: _Event()
+        for name in ("synchronize", "set_device_index", "set_device_idx", "set_stream", "empty_cache"):
+            setattr(accelerator, name, lambda *_, **__: None)

@@ -98,16 +98,17 @@ def _chain_class(chain: Sequence[Event], phase: str) -> str:
     """Class of what runs innermost, unless something around it owns all of its work: a composite or an autograd node."""
     if phase == "optimizer":
         return "optimizer"
-    named = [(e, operator_class(e.name)) for e in chain if e.kind == "operator"]
-    innermost = next((op_class for e, op_class in named if op_class != "other" and not e.name.startswith(_EVALUATE)), "other")
+    named = [(e, operator_class(e.name)) for e in chain if e.kind == "operator" and not e.name.startswith(_EVALUATE)]
+    innermost = next((op_class for _, op_class in named if op_class != "other"), "other")
     if innermost == "collective":
         return innermost
-    owners = [
-        op_class
-        for e, op_class in named
-        if op_class in _COMPOSITES or (e.name.startswith(_EVALUATE) and op_class not in ("other", "collective"))
-    ]
+    owners = [op_class for e, op_class in named if op_class in _COMPOSITES or (_is_node(e) and op_class not in ("other", "collective"))]
     return owners[-1] if owners else innermost
+
+
+def _is_node(event: Event) -> bool:
+    """Whether an event is an autograd node at work; what runs beside it under "evaluate_function" only adds up gradients."""
+    return event.parent is not None and event.parent.name == f"{_EVALUATE}: {event.name}"
 
 
 def _phase(chain: Sequence[Event]) -> str:

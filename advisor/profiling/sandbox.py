@@ -9,7 +9,6 @@ import builtins
 import io
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ _WRITES = frozenset("wax+")
 class Overlay:
     """Files written by the script live here instead; reading a file that was written reads it back."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, private: str) -> None:
+        self.folder, self.private = folder, private
         self.written: dict[str, Path] = {}
         self._open = builtins.open
 
@@ -38,7 +37,7 @@ class Overlay:
         if isinstance(file, int):
             return None
         path = os.path.abspath(os.fsdecode(os.fspath(file)))  # noqa: PTH100
-        return None if path.startswith(("/dev/", "/proc/")) or is_temporary(path) else path
+        return None if path.startswith(("/dev/", "/proc/", self.private)) else path
 
     def _target(self, path: str, mode: str) -> Path:
         target = self.written.get(path)
@@ -49,17 +48,14 @@ class Overlay:
         return target
 
 
-def is_temporary(path: str) -> bool:
-    """Whether a path lies in the folder for temporary files."""
-    return path.startswith(os.path.realpath(tempfile.gettempdir()) + os.sep) or path.startswith(tempfile.gettempdir() + os.sep)
-
-
-def protect_files(folder: Path) -> None:
-    """Redirect writes of this process to `folder` and make deletions and renames outside temporary folders do nothing.
+def protect_files(private: Path) -> None:
+    """Redirect writes of this process into the folder `private`, and make deletions and renames outside of it do nothing.
 
     Limits: libraries that write through their own C code are not seen.
     """
-    overlay: Any = Overlay(folder)
+    inside = str(private.resolve()) + os.sep
+    (private / "written").mkdir(exist_ok=True)
+    overlay: Any = Overlay(private / "written", inside)
     plain: Any = builtins
     plain.open = overlay.open
     plain_io: Any = io
@@ -69,14 +65,14 @@ def protect_files(folder: Path) -> None:
         (shutil, ("rmtree", "move", "copy", "copy2", "copyfile", "copytree")),
     ):
         for name in names:
-            setattr(module, name, _only_temporary(getattr(module, name)))
+            setattr(module, name, _only_inside(inside, getattr(module, name)))
 
 
-def _only_temporary(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _only_inside(private: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         paths = [a for a in (*args, *kwargs.values()) if isinstance(a, (str, os.PathLike))]
         target = paths[-1] if paths else ""
-        if paths and is_temporary(os.path.abspath(os.fspath(target))):  # noqa: PTH100
+        if paths and os.path.abspath(os.fsdecode(os.fspath(target))).startswith(private):  # noqa: PTH100
             return plain(*args, **kwargs)
         return None
 

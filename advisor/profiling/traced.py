@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.optim.optimizer
-import torch.utils._foreach_utils
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from advisor.profiling import assemble, devices, hooks, sandbox, single_process, values
@@ -63,7 +62,7 @@ def _model_bytes(watcher: Watcher, world: World) -> int:
 
 def _prefer_device_optimizers() -> None:
     """Optimizers take their multi-tensor form, as they do on a GPU, and a gradient scaler never skips a step."""
-    for place in (torch.utils._foreach_utils, torch.optim.optimizer):
+    for place in map(sys.modules.get, ("torch.utils._foreach_utils", "torch.optim.optimizer")):
         kinds: list[Any] = getattr(place, "_foreach_supported_types", [])
         if FakeTensor not in kinds:
             kinds.append(FakeTensor)

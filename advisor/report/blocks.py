@@ -103,13 +103,13 @@ def _sources_line(report: Report) -> Line:
 
 
 def _accuracy(accuracy: Mapping[str, Any]) -> Line:
-    error = accuracy.get("median_error_share")
+    error = accuracy.get("median_error_share_unseen_model")
     if error is None:
         return ("prices: error not known",)
     text = f"prices: fitted on {accuracy['num_runs']:,} measured runs, " if accuracy.get("num_runs") else "prices: "
-    inside = accuracy.get("interval_share")
-    spread = f" (80% within ±{percent(inside)})" if inside is not None else ""
-    return (f"{text}held-out error {percent(error)}{spread}",)
+    most = accuracy.get("p90_error_share_unseen_model")
+    spread = f", 90% within {percent(most)}" if most is not None else ""
+    return (f"{text}median error {percent(error)} on unseen models{spread}",)
 
 
 def use_this(report: Report) -> Block:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from advisor.report.format import GIB_BYTES, change, count, gib, gib_with_unit, interval, percent, seconds, significant, with_prefix
 from advisor.report.report import Hotspot, PlanEntry, Report, ScalingPoint
-from advisor.report.text import Block, Column, Line, Number, Table, joined
+from advisor.report.text import TIE, Block, Column, Line, Number, Table, joined
 
 #: Parts of a step and of memory whose name isn't plain English once its underscores are spaces.
 _PART_NAMES = {
@@ -16,6 +16,8 @@ _PART_NAMES = {
 }  # fmt: skip
 #: Classes below this share are summed up in the short lines.
 _SMALL_SHARE = 0.01
+#: Steps that differ by less take the same time for all we know.
+_TIE_SHARE = 0.005
 
 
 def part_name(key: str) -> str:
@@ -170,7 +172,7 @@ def scaling_block(report: Report) -> Block:
 
 
 def _point(point: ScalingPoint) -> Line:
-    head = f"{point.num_gpus:,} GPU{'s' if point.num_gpus > 1 else ''}: "
+    head = f"{point.num_gpus:,}{TIE}GPU{'s' if point.num_gpus > 1 else ''}: "
     if point.step_time_s is None:
         over: Line = (" (", Number(gib_with_unit(point.short_by_bytes)), " over)") if point.short_by_bytes is not None else ()
         return (head, "does not fit", *over)
@@ -215,6 +217,6 @@ def efficiency(point: ScalingPoint, base: ScalingPoint | None) -> float | None:
 
 
 def slower_than(entry: PlanEntry, best: PlanEntry) -> str:
-    """How much longer a plan's step takes than the recommended one's: "+12.3%"."""
+    """How much longer a plan's step takes than the recommended one's: "+12.3%"; nothing below half a percent."""
     mine, its = entry.estimate.get("step_time_s"), best.estimate.get("step_time_s")
-    return change(mine / its - 1) if mine and its else ""
+    return change(mine / its - 1) if mine and its and abs(mine / its - 1) >= _TIE_SHARE else ""

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from advisor.report.blocks import cluster_figure, throughput
 from advisor.report.breakdowns import largest_first, nonzero_parts, part_name, single_gpu_parts
-from advisor.report.format import GIB_BYTES, gib_with_unit, per_second, percent, seconds, with_prefix
+from advisor.report.format import GIB_BYTES, gib_with_unit, per_second, percent, seconds, significant, with_prefix
 from advisor.report.report import PlanEntry, Report
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b3a52a", "#8c8c8c")
@@ -22,6 +22,12 @@ _SYMBOLS = {"compute": "circle", "memory": "square", "latency": "diamond", "comm
 _GREY = "#8c8c8c"
 #: Plans in the bars; more make them unreadable.
 _MOST_BARS = 8
+#: Classes below this share get no bar.
+_SMALLEST_SHARE = 1e-3
+#: Marks closer than this share of the axis share a label.
+_NEAR_SHARE = 0.02
+#: A limit further off than this many times the highest mark is told in words, not drawn: it would squeeze the marks.
+_MOST_HEADROOM = 2.5
 
 
 def _layout(figure: go.Figure, title: str, height: int = 400, **settings: Any) -> go.Figure:
@@ -41,28 +47,54 @@ def memory_against_speed(report: Report) -> go.Figure | None:
     plans = [p for p in report.plans if throughput(p)[0] and p.estimate.get("peak_memory_bytes")]
     if not plans:
         return None
-    unit = throughput(plans[0])[1]
     figure = go.Figure()
     front = pareto_front(plans)
-    figure.add_scatter(x=[throughput(p)[0] for p in front], y=[p.estimate["peak_memory_bytes"] / GIB_BYTES for p in front], mode="lines",
-                       line={"color": _GREY, "dash": "dot", "shape": "hv"}, name="Pareto front", hoverinfo="skip")  # fmt: skip
-    for chosen, name, colour, symbol in ((True, "recommended", COLOURS[0], "star"), (False, "other plans", COLOURS[1], "circle")):
-        shown = [p for p in plans if (p.rank == plans[0].rank) == chosen]
+    figure.add_scatter(x=[throughput(p)[0] for p in front], y=[_peak_gib(p) for p in front], mode="lines", name="Pareto front",
+                       line={"color": _GREY, "dash": "dot", "shape": "vh"}, hoverinfo="skip")  # fmt: skip
+    _add_plans(figure, plans[1:], "other plans", _rank_labels(plans), {"size": 10, "symbol": "circle", "color": COLOURS[1]})
+    _add_plans(figure, plans[:1], "recommended", _rank_labels(plans), {"size": 15, "symbol": "star", "color": COLOURS[0]})
+    available, top = (plans[0].estimate.get("available_bytes") or 0.0) / GIB_BYTES, max(_peak_gib(p) for p in plans)
+    if 0 < available < _MOST_HEADROOM * top:
+        figure.add_hline(
+            y=available, line={"color": COLOURS[5], "dash": "dash"}, showlegend=True, name=f"usable, {significant(available)} GiB"
+        )
+        top = max(top, available)
+    limit = f" ({significant(available)} usable)" if available else ""
+    return _layout(figure, "Memory against speed", xaxis={"title": throughput(plans[0])[1]},
+                   yaxis={"title": f"peak GiB per GPU{limit}", "range": [0, 1.15 * top]})  # fmt: skip
+
+
+def _add_plans(figure: go.Figure, plans: Sequence[PlanEntry], name: str, labels: Mapping[int, str], marker: dict[str, Any]) -> None:
+    if plans:
         figure.add_scatter(
-            x=[throughput(p)[0] for p in shown], y=[p.estimate["peak_memory_bytes"] / GIB_BYTES for p in shown], mode="markers+text", name=name,
-            text=[str(p.rank) for p in shown], textposition="top center", marker={"size": 15 if chosen else 10, "symbol": symbol, "color": colour},
-            hovertext=[_plan_hover(p, unit) for p in shown], hoverinfo="text",
+            x=[throughput(p)[0] for p in plans], y=[_peak_gib(p) for p in plans], mode="markers+text", name=name, marker=marker,
+            text=[labels[p.rank] for p in plans], textposition="top center", hovertext=[_plan_hover(p) for p in plans], hoverinfo="text",
         )  # fmt: skip
-    available = plans[0].estimate.get("available_bytes") or 0.0
-    top = max(available, *(p.estimate["peak_memory_bytes"] for p in plans)) / GIB_BYTES
-    if available:
-        figure.add_hline(y=available / GIB_BYTES, line={"color": COLOURS[5], "dash": "dash"}, showlegend=True,
-                         name=f"usable, {gib_with_unit(available)}")  # fmt: skip
-    return _layout(figure, "Memory against speed", xaxis={"title": unit}, yaxis={"title": "peak GiB per GPU", "range": [0, 1.1 * top]})  # fmt: skip
 
 
-def _plan_hover(entry: PlanEntry, unit: str) -> str:
-    e = entry.estimate
+def _rank_labels(plans: Sequence[PlanEntry]) -> dict[int, str]:
+    """Rank -> label. Plans that lie on each other share the label of the first, "1, 2"; the others' are empty."""
+    rates, peaks = [throughput(p)[0] or 0.0 for p in plans], [_peak_gib(p) for p in plans]
+    near_x, near_y = _NEAR_SHARE * (max(rates) - min(rates)), _NEAR_SHARE * 2 * max(peaks)
+    labels: dict[int, str] = {}
+    heads: list[tuple[int, float, float]] = []
+    for p, rate, peak in zip(plans, rates, peaks, strict=True):
+        head = next((rank for rank, x, y in heads if abs(x - rate) <= near_x and abs(y - peak) <= near_y), None)
+        if head is None:
+            heads.append((p.rank, rate, peak))
+            labels[p.rank] = str(p.rank)
+        else:
+            labels[head] += f", {p.rank}"
+            labels[p.rank] = ""
+    return labels
+
+
+def _peak_gib(entry: PlanEntry) -> float:
+    return float(entry.estimate["peak_memory_bytes"]) / GIB_BYTES
+
+
+def _plan_hover(entry: PlanEntry) -> str:
+    e, unit = entry.estimate, throughput(entry)[1]
     return (f"{entry.rank}. {_escaped(entry.label)}<br>{seconds(e.get('step_time_s'))} a step<br>{per_second(throughput(entry)[0])} {unit}"
             f"<br>peak {gib_with_unit(e.get('peak_memory_bytes'))}")  # fmt: skip
 
@@ -81,7 +113,7 @@ def pareto_front(plans: Sequence[PlanEntry]) -> list[PlanEntry]:
 
 def time_by_class(report: Report) -> go.Figure | None:
     """Share of the time by operator class, with what bounds each."""
-    spots = [h for h in largest_first(report.hotspots) if h.time_share and h.time_share > 0]
+    spots = [h for h in largest_first(report.hotspots) if h.time_share and h.time_share >= _SMALLEST_SHARE]
     if not spots:
         return None
     shares = [h.time_share * 100 for h in spots]
@@ -152,6 +184,8 @@ def roofline(report: Report) -> go.Figure | None:
         return None
     ridge = peak / memory_rate
     intensities = [h.flops / h.bytes for h in spots]
+    rates = [h.achieved_flops_per_s for h in spots]
+    ticks = 1 if max(peak, *rates) > 100 * min(rates) else "D2"  # decades, or 1, 2 and 5 of each
     low, high = min(*intensities, ridge) / 10, max(*intensities, ridge) * 20
     figure = go.Figure(go.Scatter(x=[low, ridge, high], y=[low * memory_rate, peak, peak], mode="lines", line={"color": _GREY}, name="roof",
                                   hoverinfo="skip"))  # fmt: skip
@@ -167,7 +201,7 @@ def roofline(report: Report) -> go.Figure | None:
                 marker={"symbol": _SYMBOLS[bound], "color": COLOURS[i], "size": [8 + 24 * (h.time_share or 0.0) ** 0.5 for h in shown]},
             )  # fmt: skip
     return _layout(figure, "Roofline of the chosen GPU", xaxis={"title": "FLOP per byte", "type": "log", "exponentformat": "none", "dtick": 1},
-                   yaxis={"title": "FLOP/s", "type": "log", "exponentformat": "SI", "dtick": 1})  # fmt: skip
+                   yaxis={"title": "FLOP/s", "type": "log", "exponentformat": "SI", "dtick": ticks})  # fmt: skip
 
 
 def scaling(report: Report) -> go.Figure | None:

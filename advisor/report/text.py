@@ -34,9 +34,9 @@ class Number:
 
     @property
     def marked(self) -> str:
-        """The text with the sign of its provenance."""
+        """The text with the sign of its provenance; a bound such as "<0.1%" takes none before it."""
         before, behind, _ = PROVENANCES[self.source]
-        return self.text if self.text == MISSING else f"{before}{self.text}{behind}"
+        return self.text if self.text == MISSING else f"{'' if self.text.startswith('<') else before}{self.text}{behind}"
 
 
 Piece = str | Number

@@ -8,6 +8,8 @@ from types import MappingProxyType
 ACTIONS: Mapping[str, str] = MappingProxyType({
     # strategy
     "follow-ranking": "Take the ranking's first plan; this rule of thumb is weaker evidence.",
+    "scale-out": "Scale out with data parallelism as long as every GPU keeps large products.",
+    "compare-stages": "Compare the stages by these shares, not by fixed percentages.",
     "use-data-parallel": "Start with plain data parallelism (DDP) and scale the batch.",
     "use-zero-1": "Shard the optimizer states (ZeRO-1, or ZeroRedundancyOptimizer).",
     "use-sharded-data-parallel": "Shard parameters, gradients and optimizer states (FSDP or ZeRO-3).",
@@ -19,6 +21,7 @@ ACTIONS: Mapping[str, str] = MappingProxyType({
     "use-fewer-gpus": "Use fewer GPUs, or a larger global batch on the same ones.",
     "place-tables": "Place the embedding tables over the GPUs and replicate the dense part.",
     # memory
+    "keep-states-whole": "Don't shard optimizer states for memory's sake; shard parameters, or nothing.",
     "use-recomputation": "Recompute activations (activation checkpointing): selective first, then full.",
     "split-the-sequence": "Split the sequence over ranks: sequence parallelism beside tensor parallelism, or context parallelism.",
     "use-accumulation": "Take smaller micro-batches and accumulate gradients over more of them.",
@@ -48,7 +51,10 @@ ACTIONS: Mapping[str, str] = MappingProxyType({
     "split-by-sequence": "Give each rank whole sequences and carry its own state; reset it where the sampler does.",
     "wrap-each-model": "Wrap each network by itself and keep the order of the backward passes the same on all ranks.",
     "replicate-ema": "Update the copy from the sharded parameters, or shard it in the same way.",
-    "start-from-plain": "Plan from the plain model: take the wrapper away, and the advisor chooses it.",
+    "start-from-plain": "Take the script's own wrapper and launch away before using the generated files, or the model is wrapped twice.",
+    "mix-frozen": "Shard with fully_shard, or FSDP1 with use_orig_params=True, so that frozen and trained parameters may share a unit.",
+    "guard-start": "Start the process group inside main(), under `if __name__ == '__main__'`, so that workers don't start it again.",
+    "share-cores": "Keep workers per process times GPUs per node below the CPU's cores.",
     "allow-reuse": "Use static_graph=True with DDP for modules called several times; keep them on one stage.",
     "gather-negatives": "Gather the features of all ranks before the loss, with gradients, if the method needs the global batch.",
     "keep-graph-dynamic": "Leave static_graph off, and join ranks with uneven inputs (Join, or equal batches).",
@@ -60,5 +66,4 @@ ACTIONS: Mapping[str, str] = MappingProxyType({
     "scale-learning-rate": "Scale warm-up with the batch and check the final loss; learning rates don't carry over by themselves.",
     "use-mixed-precision": "Run matrix products in bf16 (torch.autocast), or allow tf32 with torch.set_float32_matmul_precision.",
     "use-fp16-scaler": "Train in fp16 with a dynamic loss scale (GradScaler), or on GPUs that have bf16.",
-    "measure": "Measure: run `advise` where the GPU is, or import a trace.",
 })  # fmt: skip

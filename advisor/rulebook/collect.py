@@ -101,7 +101,11 @@ def _of_model(workload: Workload, cluster: Cluster) -> Iterator[tuple[str, Value
     yield "logits_share_of_activations", w.logits_bytes / max(saved + w.logits_bytes, 1.0)
     yield "num_layers", float(sum(g.num_repeats * g.num_layers for g in groups if g.can_cut and g.num_repeats > 1))
     if w.vocab_size:
-        yield from (("vocab_size", w.vocab_size), ("embedding_params_share", w.vocab_size * w.hidden_size / max(w.num_params, 1.0)))
+        tables = 2.0 if w.logits_bytes and not w.tied_params else 1.0  # embedding and head
+        yield from (
+            ("vocab_size", w.vocab_size),
+            ("embedding_params_share", tables * w.vocab_size * w.hidden_size / max(w.num_params, 1.0)),
+        )
     if w.seq_len:
         yield "seq_len", w.seq_len
     if w.num_heads:

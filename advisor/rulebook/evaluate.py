@@ -10,7 +10,7 @@ from advisor.report.report import FindingEntry
 from advisor.rulebook.actions import ACTIONS
 from advisor.rulebook.collect import Value
 from advisor.rulebook.facts import FACTS
-from advisor.rulebook.loader import Condition, Rule, placeholders
+from advisor.rulebook.loader import Condition, Rule, Verdict, placeholders
 from advisor.rulebook.shown import fill, shown
 
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -33,15 +33,22 @@ def evaluate(rules: Iterable[Rule], facts: Mapping[str, Value]) -> tuple[Finding
 
 def _finding(rule: Rule, facts: Mapping[str, Value]) -> FindingEntry:
     status, message = _judge(rule, facts)
-    action = " ".join(ACTIONS[name] for name in rule.then) if status == "fired" else ""
+    severity: str = rule.severity
+    then: tuple[str, ...] = ()
+    if status == "fired":
+        verdict = _first_verdict(rule, facts)
+        message, then = fill(rule.because, facts), rule.then
+        if verdict is not None:
+            message = f"{message} {fill(verdict.say, facts)}"
+            severity, then = verdict.severity or severity, verdict.then or then
     return FindingEntry(
-        rule=rule.id, title=rule.title, status=status, severity=rule.severity, message=message, action=action, source=rule.source,
-        confidence=rule.confidence,
+        rule=rule.id, title=rule.title, status=status, severity=severity, message=message, action=" ".join(ACTIONS[name] for name in then),
+        source=rule.source, confidence=rule.confidence,
     )  # fmt: skip
 
 
 def _judge(rule: Rule, facts: Mapping[str, Value]) -> tuple[str, str]:
-    """Status and message. What is known decides first: one false condition settles a rule even where other facts are missing."""
+    """Status, and why it isn't fired. What is known decides first: one false condition settles a rule even where other facts lack."""
     for condition in rule.applies:
         if _holds(condition, facts) is False:
             return "not-applicable", _contrary(condition, facts)
@@ -49,17 +56,15 @@ def _judge(rule: Rule, facts: Mapping[str, Value]) -> tuple[str, str]:
         if _holds(condition, facts) is False:
             return "silent", _contrary(condition, facts)
     missing = [name for name in rule.required_facts if name not in facts]
-    if missing:
-        return "not-evaluated", "; ".join(_unknown(name) for name in missing)
-    return "fired", " ".join([fill(rule.because, facts), *_first_verdict(rule, facts)])
+    return ("not-evaluated", "; ".join(_unknown(name) for name in missing)) if missing else ("fired", "")
 
 
-def _first_verdict(rule: Rule, facts: Mapping[str, Value]) -> list[str]:
+def _first_verdict(rule: Rule, facts: Mapping[str, Value]) -> Verdict | None:
     for verdict in rule.verdicts:
         known = all(name in facts for name in placeholders(verdict.say))
         if known and all(_holds(condition, facts) for condition in verdict.when):
-            return [fill(verdict.say, facts)]
-    return []
+            return verdict
+    return None
 
 
 def _holds(condition: Condition, facts: Mapping[str, Value]) -> bool | None:

@@ -24,7 +24,7 @@ def explain(rule_id: str) -> str:
     rules = rules_by_id()
     rule = rules.get(rule_id.strip().casefold())
     if rule is None:
-        near = difflib.get_close_matches(rule_id, list(rules), n=3, cutoff=0.4)
+        near = difflib.get_close_matches(rule_id, list(rules), n=3, cutoff=0.6)
         words = {w for w in rule_id.casefold().split("-") if len(w) > 3}
         near += [r.id for r in load_rules() if words & set(r.id.split("-")) and r.id not in near][:3]
         hint = f"Nearest: {', '.join(near)}." if near else "`advise explain` lists them."

@@ -28,6 +28,9 @@ HAZARDS: Mapping[str, str] = MappingProxyType({
     "two-device-split": "a model split by hand over devices",
     "custom-autograd-function": "autograd functions of the script's own",
     "hand-written-optimizer": "parameters updated by the script's own code, not a torch optimizer",
+    "frozen-parameters": "parameters that don't train beside ones that do",
+    "process-group-at-import": "a process group is made when the script is imported",
+    "data-loader-workers": "the data loader starts worker processes",
     "model-built-eagerly": "a large model built in full on every process before it is wrapped",
 })  # fmt: skip
 
@@ -123,7 +126,7 @@ _OWN = [
     Fact(name="num_kv_heads", unit="count", meaning="key and value heads", needs="attention"),
     Fact(name="num_experts", unit="count", meaning="experts of a mixture layer"),
     Fact(name="expert_params_share", unit="share", meaning="parameters in experts over all"),
-    Fact(name="embedding_params_share", unit="share", meaning="parameters in embedding tables (classes x width) over all", needs="a vocabulary"),
+    Fact(name="embedding_params_share", unit="share", meaning="parameters of embedding and, unless tied, head (classes x width) over all", needs="a vocabulary"),
     Fact(name="can_tensor_parallel", unit="flag", meaning="the model has column- and row-parallel pairs"),
     Fact(name="can_pipeline", unit="flag", meaning="the model is a chain of layers"),
     Fact(name="compute_dtype", unit="text", meaning="dtype of the matrix products"),

@@ -16,8 +16,10 @@
     example = "..."                         # optional
 
     [[verdicts]]                            # optional; the first that holds is added: what the cost model says
-    when = [{ fact = "best_ddp_plan_slowdown_share", op = "<=", value = 0.05 }]
-    say = "The cost model agrees: {best_ddp_plan_label} is first or within 5%."
+    when = [{ fact = "best_ddp_plan_slowdown_share", op = ">", value = 0.05 }]
+    say = "The cost model disagrees: {best_ddp_plan_label} takes {best_ddp_plan_slowdown_share} longer."
+    then = ["follow-ranking"]               # optional: in place of the rule's own
+    severity = "note"                       # optional: in place of the rule's own
 
 A condition compares a fact with a `value` or with another fact (`fact2`, times `times`).
 """
@@ -80,6 +82,8 @@ class Verdict:
 
     when: tuple[Condition, ...]
     say: str
+    then: tuple[str, ...] = ()  # replaces the rule's actions
+    severity: str = ""  # replaces the rule's severity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,12 +166,26 @@ def parse_rule(text: str, topic: str, name: str) -> Rule:
         _among(action, ACTIONS, "action", where)
     for fact in data.get("needs", ()):
         _among(fact, FACTS, "fact", where)
-    verdicts = tuple(Verdict(when=_conditions(v["when"], where), say=_sentence(v["say"], where)) for v in data.get("verdicts", ()))
     return Rule(
         id=data["id"], topic=topic, title=data["title"], severity=data["severity"], confidence=data["confidence"], since=data["since"],
         needs=tuple(data.get("needs", ())), applies=_conditions(data.get("applies", ()), where), when=_conditions(data["when"], where),
-        then=tuple(data["then"]), because=_sentence(data["because"], where), verdicts=verdicts, why=_prose(data["why"]),
-        holds=_prose(data["holds"]), source=data["source"], example=data.get("example", "").strip("\n"),
+        then=tuple(data["then"]), because=_sentence(data["because"], where), verdicts=tuple(_verdict(v, where) for v in data.get("verdicts", ())), why=_prose(data["why"]),
+        holds=_prose(data["holds"]), source=_prose(data["source"]), example=data.get("example", "").strip("\n"),
+    )  # fmt: skip
+
+
+def _verdict(item: Mapping[str, Any], where: str) -> Verdict:
+    for key in item:
+        _among(key, ("when", "say", "then", "severity"), "key of a verdict", where)
+    if not item.get("when") or not item.get("say"):
+        raise ValueError(f"{where}: a verdict needs when and say")
+    for action in item.get("then", ()):
+        _among(action, ACTIONS, "action", where)
+    if "severity" in item:
+        _among(item["severity"], SEVERITIES, "severity", where)
+    return Verdict(
+        when=_conditions(item["when"], where), say=_sentence(item["say"], where), then=tuple(item.get("then", ())),
+        severity=item.get("severity", ""),
     )  # fmt: skip
 
 

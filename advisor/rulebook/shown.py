@@ -51,7 +51,7 @@ def _sized(value: float) -> str:
 
 
 def _duration(value: float) -> str:
-    if abs(value) >= 1:
+    if abs(value) >= 1 or value == 0:
         return f"{_digits(value)} s"
     return f"{_digits(value * 1e3)} ms" if abs(value) >= 1e-3 else f"{_digits(value * 1e6)} µs"
 

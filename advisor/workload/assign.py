@@ -7,6 +7,7 @@ so a mean repeat times the number of repeats gives the profile's totals exactly.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -141,13 +142,13 @@ def _fold(rows: list[tuple[int, Op]], draft: _Draft, unit_paths: dict[str, str],
     first: dict[tuple[object, ...], tuple[Op, str, str]] = {}
     for repeat, op in rows:
         module, weight = local(op.module), ""
-        if op.weight in tree.parameter_by_name:
-            p = tree.parameter_by_name[op.weight]
+        p = _weight(op, tree)
+        if p is not None:
             weight = f"{local(p.module)}.{p.name[len(p.module) :].lstrip('.')}"
         what = (module, op.phase, op.name, op.inputs, op.outputs, weight)
         seen[repeat, what] += 1
         key = (*what, seen[repeat, what])
-        first.setdefault(key, (op, module, weight))
+        first.setdefault(key, (op if p is None or p.name == op.weight else dataclasses.replace(op, weight=p.name), module, weight))
         counted = merged.setdefault(key, [0.0, 0.0])
         counted[0] += 1.0
         counted[1] += op.saved_bytes
@@ -155,3 +156,12 @@ def _fold(rows: list[tuple[int, Op]], draft: _Draft, unit_paths: dict[str, str],
         LocalOp(op=op, module=module, weight=weight, share=merged[key][0] / num_repeats, saved_bytes=merged[key][1] / num_repeats)
         for key, (op, module, weight) in first.items()
     )
+
+
+def _weight(op: Op, tree: Tree) -> Parameter | None:
+    """The parameter that an operator works with; of a product that also adds a bias the matrix, not the bias."""
+    named = tree.parameter_by_name.get(op.weight)
+    if named is None or len(named.shape) > 1 or op.op_class not in ("matmul", "convolution"):
+        return named
+    matrices = (p for p in tree.params_below.get(named.module, ()) if p.module == named.module and len(p.shape) > 1)
+    return next((p for p in matrices if p.shape in op.inputs or p.shape[::-1] in op.inputs), named)

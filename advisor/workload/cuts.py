@@ -9,6 +9,9 @@ from advisor.workload.records import Shape, Tree
 
 #: Share of the forward flops of all blocks that must lie in the stack.
 _MIN_STACK_SHARE = 0.6
+#: A second stack below this share of the work (an auxiliary head) does not stand in the way.
+_ONE_STACK_SHARE = 0.95
+_NO_BLOCKS = "no repeated blocks to spread over stages"
 _GRAPH_OPERATORS = ("index_add", "scatter_add", "scatter_reduce", "segment_reduce")
 
 
@@ -24,29 +27,39 @@ def find_cuts(parts: tuple[Part, ...], tree: Tree) -> Cuts:
     """The stack of blocks that a pipeline may cut."""
     blocks = [i for i, p in enumerate(parts) if p.segment.is_blocks or p.segment.is_run]
     if not any(parts[i].segment.is_run for i in blocks):
-        recurrent = any(
-            o.op.op_class == "recurrent" or tree.modules[o.op.module].class_name in ("LSTM", "GRU", "RNN") for p in parts for o in p.ops
-        )
-        return Cuts(reason="recurrent layers wait for each time step" if recurrent else "no repeated blocks to spread over stages")
-    shared = next((i for i in blocks for u in parts[i].segment.repeats[0] if tree.modules[u.path].num_calls > 1), None)
-    if shared is not None:
-        unit = parts[shared].segment.repeats[0][0].path
-        return Cuts(reason=f"{unit} is called {tree.modules[unit].num_calls} times with the same weights")
-    flops = {i: sum(o.op.flops * o.share for o in parts[i].ops if o.op.phase == "forward") * parts[i].num_repeats for i in blocks}
+        recurrent = any(o.op.op_class == "recurrent" for p in parts for o in p.ops)
+        return Cuts(reason=_no_run(parts, blocks, tree) or ("recurrent layers wait for each time step" if recurrent else _NO_BLOCKS))
     stacks = _stacks(parts, blocks, tree)
+    if any(o.op.name == "cat" and o.op.phase == "forward" and o.module.startswith("-") for i in blocks for o in parts[i].ops):
+        return Cuts(reason="skip connections: outputs of early blocks are concatenated to inputs of late ones")
     if not stacks:
         return Cuts(reason="its blocks change the shape of what they pass on")
-    best = max(stacks, key=lambda s: sum(flops[i] for i in s))
-    share = sum(flops[i] for i in best) / max(sum(flops.values()), 1e-30)
-    if any(o.op.name.rstrip("_") in _GRAPH_OPERATORS and o.op.phase == "forward" for i in best for o in parts[i].ops) and _boundary(parts[best[0]], tree)[1:2] and len(_boundary(parts[best[0]], tree)) == 2:  # fmt: skip
+    flops = {i: sum(o.op.flops * o.share for o in parts[i].ops if o.op.phase == "forward") * parts[i].num_repeats for i in blocks}
+    best = max(stacks, key=lambda stack: sum(flops[i] for i in stack))
+    if _passes_graph(parts, best, tree):
         return Cuts(reason="message passing over a graph: every block also needs the edges, and sizes change from batch to batch")
-    if len(stacks) > 1 and share < 1 - 1e-9 and share < 0.95:
-        return Cuts(
-            reason=f"{len(stacks)} separate stacks of blocks ({', '.join(parts[s[0]].segment.name for s in stacks)}), not one chain"
-        )
+    share = sum(flops[i] for i in best) / max(sum(flops.values()), 1e-30)
+    if len(stacks) > 1 and share < _ONE_STACK_SHARE:
+        names = ", ".join(parts[stack[0]].segment.name for stack in stacks)
+        return Cuts(reason=f"{len(stacks)} separate stacks of blocks ({names}), not one chain of equal ones")
     if share < _MIN_STACK_SHARE:
         return Cuts(reason="blocks of different shapes: stages can't be balanced")
     return Cuts(parts=frozenset(best))
+
+
+def _no_run(parts: tuple[Part, ...], blocks: list[int], tree: Tree) -> str:
+    """A block that is called several times is no run of blocks."""
+    for i in blocks:
+        for unit in parts[i].segment.repeats[0]:
+            if (calls := tree.modules[unit.path].num_calls) > 1:
+                return f"{unit.path} is called {calls} times with the same weights"
+    return ""
+
+
+def _passes_graph(parts: tuple[Part, ...], stack: list[int], tree: Tree) -> bool:
+    """Nodes in the first dimension, and sums over edges inside the blocks."""
+    flat = len(_boundary(parts[stack[0]], tree)) == 2
+    return flat and any(o.op.name.rstrip("_") in _GRAPH_OPERATORS and o.op.phase == "forward" for i in stack for o in parts[i].ops)
 
 
 def _boundary(part: Part, tree: Tree) -> Shape:

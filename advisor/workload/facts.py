@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from advisor.workload.groups import is_expert
 from advisor.workload.layout import Layout
+from advisor.workload.pricing import attention_sides
 
 
 def num_heads(layout: Layout) -> tuple[int, int]:
-    """(query heads, key-value heads) of the main blocks; (0, 0) without attention."""
+    """(query heads, key-value heads) of the main blocks; (0, 0) without attention.
+
+    Models that repeat keys before attention show them by the width of the key projection.
+    """
     meta = layout.profile.meta
-    if meta.num_heads:
-        return meta.num_heads, meta.num_kv_heads or meta.num_heads
-    for local in layout.parts[layout.main].ops:
-        four = [s for s in local.op.inputs if len(s) == 4]
-        if local.op.op_class == "attention" and local.op.phase == "forward" and len(four) >= 2:
-            return four[0][1], four[1][1]
-    return 0, 0
+    part, split = layout.parts[layout.main], layout.splits[layout.main]
+    for local in part.ops:
+        sides = attention_sides(local.op) if local.op.op_class == "attention" and local.op.phase == "forward" else None
+        if sides is None:
+            continue
+        heads, kv_heads, head_size = sides[0][1], sides[1][1], sides[0][3]
+        if heads == meta.num_heads and kv_heads == heads and meta.num_kv_heads:
+            kv_heads = meta.num_kv_heads
+        elif kv_heads == heads and split.pairs and len(split.pairs[0].columns) == 3:
+            widths = [p.n for p in layout.products[layout.main].values() if p.weight in split.pairs[0].columns and p.role == "forward"]
+            kv_heads = int(min(widths) // head_size)
+        return heads, kv_heads if heads % max(kv_heads, 1) == 0 else heads
+    return meta.num_heads, meta.num_kv_heads or meta.num_heads
 
 
 def hidden_size(layout: Layout) -> float:

@@ -98,7 +98,7 @@ def layer_group(layout: Layout, i: int, pricing: Pricing, activation_bytes: floa
         activation_bytes: bytes per element handed from layer to layer.
     """
     part, split = layout.parts[i], layout.splits[i]
-    kept = saved_bytes(part, layout.products[i], split, batch_size=pricing.batch_size, byte_scale=pricing.byte_scale, logits=layout.logits)
+    kept = saved_bytes(part, layout.products[i], split, pricing=pricing, logits=layout.logits)
     handed_on = part.segment.is_blocks or i + 1 < len(layout.parts)
     boundary = (
         num_elements(_boundary_shape(layout, i)) * activation_bytes / pricing.batch_size * _num_calls(layout, part) if handed_on else 0.0

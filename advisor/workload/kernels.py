@@ -1,10 +1,15 @@
-"""Device kernels that one operator launches on a GPU, where that differs from the one that a CPU trace shows.
+"""What a GPU runs where a CPU trace shows something else: kernels per operator, dropout as one kernel with a mask of one byte.
 
 Counts are those of eager PyTorch 2.x with CUDA libraries, read from its native CUDA sources (a kernel per pass; sorts and
 compactions launch several). They feed the launch-overhead term, where an error of one kernel in ten does not matter.
 """
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from advisor.workload.records import Op, num_elements
 
 #: Kernels per call; names without "aten." and trailing underscores. Everything else: what the profile says (1).
 NUM_KERNELS = {
@@ -36,3 +41,33 @@ def gpu_kernels(name: str, traced: float) -> float:
         traced: what the profile says.
     """
     return max(NUM_KERNELS.get(name.rstrip("_"), 1.0), traced)
+
+
+def with_fused_dropout(ops: Iterable[Op]) -> tuple[Op, ...]:
+    """Rows with dropout as `native_dropout`, which CUDA has and the CPU spells as a random mask, its scaling and a product.
+
+    The fused kernel keeps one byte per element instead of a mask in the tensor's dtype.
+    """
+    rows = list(ops)
+    found: list[Op] = []
+    i = 0
+    while i < len(rows):
+        names = [op.name for op in rows[i : i + 3]]
+        product = rows[min(i + 2, len(rows) - 1)]
+        if names == ["bernoulli_", "div_", "mul"] and len({op.module for op in rows[i : i + 3]}) == 1 and len(product.inputs) == 2:
+            elements = num_elements(product.outputs[0])
+            found.append(
+                dataclasses.replace(
+                    product,
+                    name="native_dropout",
+                    inputs=product.inputs[:1],
+                    read_bytes=product.written_bytes,
+                    written_bytes=product.written_bytes + elements,
+                    saved_bytes=min(product.saved_bytes, elements),
+                )
+            )
+            i += 3
+        else:
+            found.append(rows[i])
+            i += 1
+    return tuple(found)

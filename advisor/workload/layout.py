@@ -8,6 +8,7 @@ from advisor.profiling.schema import StepProfile
 from advisor.workload.assign import Part, find_parts
 from advisor.workload.cuts import Cuts, find_cuts
 from advisor.workload.gemms import Product, find_products
+from advisor.workload.kernels import with_fused_dropout
 from advisor.workload.records import Parameter, Shape, Tree, read_tree
 from advisor.workload.saved import is_logit_sized
 from advisor.workload.tensor_parallel import BlockSplit, split_block
@@ -42,6 +43,7 @@ class Layout:
 def find_layout(profile: StepProfile) -> Layout:
     """Cut a profile up."""
     tree = read_tree(profile)
+    tree = Tree(ops=with_fused_dropout(tree.ops), modules=tree.modules, parameters=tree.parameters)
     parts = find_parts(tree)
     products = tuple(find_products(p.ops) for p in parts)
     splits = [split_block(p, q, tree, _width(p, tree)) if p.segment.is_run else BlockSplit() for p, q in zip(parts, products, strict=True)]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from advisor.workload.assign import LocalOp
 from advisor.workload.gemms import BATCHED_PRODUCTS, Product
 from advisor.workload.kernels import gpu_kernels
-from advisor.workload.records import Shape, num_elements
+from advisor.workload.records import Op, Shape, num_elements
 
 _RECURRENT_LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
 _CONVOLUTIONS = ("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "convolution_overrideable")
@@ -49,6 +49,7 @@ class Pricing:
     batch_size: int
     weight_shapes: frozenset[Shape]  # of the model's parameters: tensors of these shapes do not grow with the batch
     byte_scale: dict[str, float]  # planned over traced bytes, by traced dtype
+    masks_are_causal: bool = False  # a square mask given to attention hides later positions
 
 
 def flops_of(entry: Entry, phase: str) -> float:
@@ -66,14 +67,14 @@ def entries(local: LocalOp, product: Product | None, pricing: Pricing) -> list[E
         pricing: batch and byte scales.
     """
     op = local.op
-    found = _shapes(local, product, pricing.batch_size)
+    found = _shapes(local, product, pricing)
     if found and op.flops > 0 and found[0].kind != "attention":
         counted = sum(flops_of(e, op.phase) for e in found) * pricing.batch_size
         if abs(counted - op.flops) > 1e-9 * op.flops and counted > 0:
             found = [dataclasses.replace(e, k=e.k * op.flops / counted) for e in found]
     if not found:
         found = [_by_flops(local, pricing.batch_size) if op.flops > 0 else Entry(kind="memory")]
-    per_sample, fixed = _bytes(local, product, pricing)
+    per_sample, fixed = moved_bytes(local, product, pricing)
     kernels = gpu_kernels(op.name, op.num_kernels)
     scale = local.share / len(found)
     return [
@@ -88,8 +89,8 @@ def entries(local: LocalOp, product: Product | None, pricing: Pricing) -> list[E
     ]
 
 
-def _shapes(local: LocalOp, product: Product | None, batch_size: int) -> list[Entry]:
-    op = local.op
+def _shapes(local: LocalOp, product: Product | None, pricing: Pricing) -> list[Entry]:
+    op, batch_size = local.op, pricing.batch_size
     if product is not None:
         return [_product_entry(local, product, batch_size)]
     if op.name in _CONVOLUTIONS and op.outputs:
@@ -97,7 +98,7 @@ def _shapes(local: LocalOp, product: Product | None, batch_size: int) -> list[En
     if op.name == "convolution_backward":
         return _convolution_backward(op.inputs, op.outputs, batch_size)
     if op.op_class == "attention" and "attention" in op.name:
-        return _attention(local, batch_size)
+        return _attention(local, pricing)
     if op.name.removesuffix("_backward") in _RECURRENT_LAYERS:
         return _recurrent(local, batch_size)
     return []
@@ -158,16 +159,34 @@ def _convolution_backward(inputs: tuple[Shape, ...], outputs: tuple[Shape, ...],
     return found
 
 
-def _attention(local: LocalOp, batch_size: int) -> list[Entry]:
-    """Fused attention; layout (batch, heads, positions, head size), or (batch, positions, heads, head size) for flash kernels."""
-    op = local.op
+def attention_sides(op: Op) -> tuple[Shape, Shape] | None:
+    """(queries, keys) of fused attention as (batch, heads, positions, head size); None if the arguments are not of that form.
+
+    Forward, the result has the queries' positions; backward, the first two results are their gradients. Masks may come before them.
+    """
     four = [s for s in op.inputs if len(s) == 4]
-    if len(four) < 2:
+    out = [s for s in op.outputs if len(s) == 4]
+    if not out or len(four) < 2:
+        return None
+    if op.phase == "backward":
+        query, key = (out[0], out[1]) if len(out) > 1 else (four[1], four[2])
+    else:
+        at = next((i for i, s in enumerate(four) if s[:3] == out[0][:3] and i + 1 < len(four) and s[3] == four[i + 1][3]), 0)
+        query, key = four[at], four[at + 1]
+    if op.name.startswith("_flash_attention"):  # heads come after positions
+        query, key = ((s[0], s[2], s[1], s[3]) for s in (query, key))
+    return query, key
+
+
+def _attention(local: LocalOp, pricing: Pricing) -> list[Entry]:
+    sides = attention_sides(local.op)
+    if sides is None:
         return []
-    query, key = (four[0], four[2]) if op.phase == "backward" and len(four) > 2 else (four[0], four[1])
-    at = (2, 1) if op.name.startswith("_flash_attention") else (1, 2)  # where heads and positions are
-    share = 0.5 if op.causal and query[at[1]] == key[at[1]] else 1.0
-    return [Entry(kind="attention", m=query[at[1]], n=key[at[1]], k=query[3], batch=query[0] * query[at[0]] / batch_size, batch_dim="batch",
+    query, key = sides
+    square = query[2] == key[2]
+    masked = pricing.masks_are_causal and any(len(s) == 4 and s[1] == 1 and s[2:] == (query[2], key[2]) for s in local.op.inputs)
+    share = 0.5 if square and (local.op.causal or masked) else 1.0
+    return [Entry(kind="attention", m=query[2], n=key[2], k=query[3], batch=query[0] * query[1] / pricing.batch_size, batch_dim="batch",
                   work_share=share, is_causal=share < 1)]  # fmt: skip
 
 
@@ -204,7 +223,7 @@ def _by_flops(local: LocalOp, batch_size: int) -> Entry:
     return Entry(kind="gemm", m=rows / batch_size, n=columns, k=local.op.flops / (2.0 * rows * columns), batch_dim="m")
 
 
-def _bytes(local: LocalOp, product: Product | None, pricing: Pricing) -> tuple[float, float]:
+def moved_bytes(local: LocalOp, product: Product | None, pricing: Pricing) -> tuple[float, float]:
     """(bytes per sample, fixed bytes) at the planned precision."""
     op = local.op
     total = (op.read_bytes + op.written_bytes) * pricing.byte_scale.get(op.dtype, 1.0)

@@ -12,6 +12,8 @@ from advisor.workload.records import FLOAT_DTYPES, num_elements
 from advisor.workload.saved import BYTES_PER_LOGIT
 from cost_models.types import Workload
 
+#: Parts of class names of models that predict the next token; traced, some of them build the mask that they leave out on a GPU.
+_DECODERS = ("CausalLM", "LMHeadModel", "GPT")
 _IMAGE_CHANNELS = (1, 3, 4)
 
 
@@ -62,7 +64,9 @@ def plan_pricing(layout: Layout, planned: Precision) -> Pricing:
     same_width = ("fp32", "tf32") if planned.traced_activation_bytes == 4 else ("fp16", "bf16")
     scale = {dtype: ratio if dtype in same_width else 1.0 for dtype in FLOAT_DTYPES}
     shapes = frozenset(p.shape for p in layout.tree.parameters)
-    return Pricing(batch_size=max(layout.profile.meta.batch_size, 1), weight_shapes=shapes, byte_scale=scale)
+    meta = layout.profile.meta
+    is_decoder = any(name in meta.model_class for name in _DECODERS)
+    return Pricing(batch_size=max(meta.batch_size, 1), weight_shapes=shapes, byte_scale=scale, masks_are_causal=is_decoder)
 
 
 def _model_flops(layout: Layout, pricing: Pricing) -> float:

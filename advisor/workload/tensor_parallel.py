@@ -184,6 +184,7 @@ def _tags(part: Part, pairs: list[tuple[list[_Use], list[_Use]]], width: float) 
     """Where each operator that moves activations lies: between the weights of a pair, or outside."""
     spans = [(min(u.call for u in columns), max(u.call for u in rows)) for columns, rows in pairs]
     tags: dict[int, str] = {}
+    columns_of = {u.weight.rpartition(".")[0] for columns, _rows in pairs for u in columns}
     moved: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for i, local in enumerate(part.ops):
         if local.op.phase == "forward" and local.share == 1.0:
@@ -191,7 +192,8 @@ def _tags(part: Part, pairs: list[tuple[list[_Use], list[_Use]]], width: float) 
             moved[local.module][tags[i]] += local.op.read_bytes + local.op.written_bytes
     for i, local in enumerate(part.ops):
         if i not in tags:
-            tags[i] = _by_module(local, moved.get(local.module, {}), width)
+            inside = local.module in columns_of and local.module not in moved
+            tags[i] = "inner" if inside else _by_module(local, moved.get(local.module, {}), width)
     return tags
 
 

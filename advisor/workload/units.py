@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from advisor.workload.records import LIST_CLASSES, Shape, Tree, ancestors
+from advisor.workload.records import LIST_CLASSES, Shape, Tree, ancestors, parent
 
 #: Parameters below this share of a block's own do not tell blocks apart (a bias table that only the first block has).
 _SMALL_SHARE = 0.01
@@ -151,11 +151,26 @@ def _run_length(units: list[Unit], start: int) -> tuple[int, int]:
         if not all("*" in key[0] for key in first):
             continue
         repeats = 1
-        while [u.key for u in units[start + period * repeats : start + period * (repeats + 1)]] == first:
+        while _follows(units[start + period * (repeats - 1) : start + period * (repeats + 1)], first):
             repeats += 1
         if repeats > 1 and period * repeats > best[0] * best[1]:
             best = (period, repeats)
     return best
+
+
+def _follows(units: list[Unit], keys: list[UnitKey]) -> bool:
+    """Whether two equal repeats follow each other, no list entry ("up.4" of "up.4.0" and "up.4.1") being torn between them."""
+    period = len(keys)
+    if [u.key for u in units[period:]] != keys:
+        return False
+    entries: tuple[set[str], set[str]] = (set(), set())
+    for u, v in zip(units[:period], units[period:], strict=True):
+        parts = (u.path.split("."), v.path.split("."))
+        at = next(i for i, (a, b) in enumerate(zip(*parts, strict=True)) if a != b)
+        for found, path in zip(entries, parts, strict=True):
+            if len(path) > at + 1:
+                found.add(".".join(path[: at + 1]))
+    return not entries[0] & entries[1]
 
 
 def _run_segment(tree: Tree, repeats: list[tuple[Unit, ...]]) -> Segment:
@@ -179,6 +194,8 @@ def _common_name(tree: Tree, paths: list[str]) -> str:
 
 def _loose_segment(units: list[Unit]) -> Segment:
     paths = [u.path or "(model)" for u in units]
+    if len(units) > 1 and (above := parent(paths[0])) and all(parent(path) == above for path in paths):
+        paths = [above]
     name = " + ".join(paths) if len(paths) <= 3 else f"{paths[0]} .. {paths[-1]}"
     return Segment(name=name, repeats=(tuple(units),))
 

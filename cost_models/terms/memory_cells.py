@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from cost_models.terms.memory_stages import STAGE_COLUMNS, StageTable, stage_table
-from cost_models.terms.memory_traits import MemoryTraits, memory_traits
+from cost_models.terms.memory_traits import MemoryTraits
 from cost_models.traits import load_runtime
 from cost_models.traits import runtime_names as known_runtimes
 from cost_models.types import FloatArray, IntArray, PlanTable, Workload
@@ -32,7 +32,7 @@ class Cells:
     """Cells of a plan table."""
 
     code: IntArray  # cell of each plan
-    sums: list[FloatArray]  # one (cells, CELL_COLUMNS) array per candidate stage; cells with fewer candidates repeat their last
+    sums: list[FloatArray]  # one (CELL_COLUMNS, cells) array per candidate stage; cells with fewer candidates repeat their last
     candidates: IntArray  # candidate stages of each cell
     held: Mapping[int, tuple[Mapping[str, int], ...]]  # runtime code -> plans in which it holds freed tensors
 
@@ -41,11 +41,10 @@ class Cells:
         return len(self.sums)
 
 
-def make_cells(workload: Workload, plans: PlanTable, *, rank: str = "fullest") -> Cells:
+def make_cells(workload: Workload, plans: PlanTable, traits: Sequence[MemoryTraits], *, rank: str = "fullest") -> Cells:
     """Group plans into cells and price those."""
     code, first = _group(plans)
     keys = plans.take(first)
-    traits = [memory_traits(name) for name in plans.runtime_names]
     cuts = [t.stage_split or _pipeline_cut(name) for t, name in zip(traits, plans.runtime_names, strict=True)]
     tables = {
         (pp, cut): stage_table(workload, pp, cut, rank=rank)
@@ -85,10 +84,10 @@ def _group(plans: PlanTable) -> tuple[IntArray, IntArray]:
     return code, first
 
 
-def _price(workload: Workload, keys: PlanTable, traits: list[MemoryTraits], tables: list[StageTable], candidate: int) -> FloatArray:
+def _price(workload: Workload, keys: PlanTable, traits: Sequence[MemoryTraits], tables: list[StageTable], candidate: int) -> FloatArray:
     """Cell columns of one candidate stage."""
     if not len(keys):
-        return np.zeros((0, len(CELL_COLUMNS)))
+        return np.zeros((len(CELL_COLUMNS), 0))
     which = [min(candidate, len(t.index) - 1) for t in tables]
     raw = np.array([t.sums[int(mode), i] for t, mode, i in zip(tables, keys.recompute, which, strict=True)])
     s = dict(zip(STAGE_COLUMNS, raw.T, strict=True))
@@ -113,10 +112,10 @@ def _price(workload: Workload, keys: PlanTable, traits: list[MemoryTraits], tabl
         "stage": np.array([t.index[i] for t, i in zip(tables, which, strict=True)]),
     }  # fmt: skip
     columns |= _state_columns(workload, keys, traits) | {name: trait[name] for name in _TRAIT_COLUMNS}
-    return np.stack([columns[name] for name in CELL_COLUMNS], axis=1)
+    return np.stack([columns[name] for name in CELL_COLUMNS])
 
 
-def _state_columns(workload: Workload, keys: PlanTable, traits: list[MemoryTraits]) -> dict[str, FloatArray]:
+def _state_columns(workload: Workload, keys: PlanTable, traits: Sequence[MemoryTraits]) -> dict[str, FloatArray]:
     """Bytes per parameter: the runtime's where it trains in 16 bits its own way, else those of the script."""
     low = workload.compute_dtype not in {"fp32", "tf32"}
     own = {

@@ -32,6 +32,7 @@ INTER = [
     ("IB ~660 Gbps measured per node", 16, "infiniband-660g", 82.5e9),
     ("200G RoCE Tomahawk4", 8, "roce-200", 25e9),
     ("HF cluster (AWS p5 EFA, from memory)", 8, "efa-3200", 400e9),
+    ("ethernet-100", 8, "ethernet-100g", 12.5e9),
     ("10GbE", 8, "ethernet-10g", 1.25e9),
     ("50 GB/s", 8, "network-400g", 50e9),
 ]

@@ -50,6 +50,11 @@ def test_options_win_over_the_file(tmp_path):
     assert read(tmp_path, OWN, gpu="l4")[0].device.name == "l4"
 
 
+def test_what_a_file_leaves_open_is_said(tmp_path):
+    text = " | ".join(read(tmp_path, 'gpu = "A100"\nnodes = 2\n')[1])
+    assert "taken for a100-sxm-80gb" in text and "8 GPUs in a node" in text and "ib-hdr-8x" in text
+
+
 @pytest.mark.parametrize("options", [{"gpu": "h100-sxm-80gb", "nodes": 2}, {"gpu": "mi250x"}, {"gpu": "cpu"}])
 def test_round_trip(tmp_path, options):
     cluster, _ = resolve_cluster(**options)

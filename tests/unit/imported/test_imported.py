@@ -76,6 +76,26 @@ def test_backward_carries_the_class_of_its_forward(profile: StepProfile):
     assert set(backward["op_class"]) == {"matmul", "normalization", "convolution", "collective", "copy-same-device"}
 
 
+def test_adding_up_gradients_is_no_part_of_the_node_before_it(tmp_path: Path):
+    def residual(data: Data) -> None:
+        node = next(e for e in data["traceEvents"] if e["name"].endswith("evaluate_function: ConvolutionBackward0"))
+        add = {**node, "name": "aten::add", "ts": node["ts"] + 76, "dur": 3, "args": {"External id": 9999}}
+        launch = {**add, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": node["ts"] + 77, "dur": 1, "args": {"correlation": 9999}}
+        kernel = {**launch, "cat": "kernel", "name": "void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>", "dur": 7,
+                  "ts": node["ts"] + 2000, "tid": 7, "pid": 0}  # fmt: skip
+        for step in (0, 10_000):
+            for event in (add, launch, kernel):
+                moved = copy.deepcopy(event)
+                moved["ts"] += step
+                if "correlation" in moved["args"]:
+                    moved["args"]["correlation"] += step
+                data["traceEvents"].append(moved)
+
+    found = changed(tmp_path, residual)
+    assert seconds(found)["elementwise"] == pytest.approx(7e-6)
+    assert seconds(found)["convolution"] == pytest.approx(270e-6)
+
+
 def test_copies_have_direction_devices_and_bytes(profile: StepProfile):
     copies = profile.operators[profile.operators["copy_to"] != ""]
     found = {(r.op_class, r.copy_from, r.copy_to, r.written_bytes) for r in copies.itertuples()}

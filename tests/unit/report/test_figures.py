@@ -74,3 +74,21 @@ def test_scaling_shows_intervals_and_what_does_not_fit(sample: Report) -> None:
 
 def test_labels_of_the_user_are_no_markup(hostile: Report) -> None:
     assert "<script>" not in str(figures.memory_by_plan(hostile).data[0].y)
+
+
+def test_plans_that_lie_on_each_other_share_a_label(bare: Report) -> None:
+    plans = (entry(1, 100.0, 8e9), entry(2, 100.1, 8e9), entry(3, 50.0, 8e9))
+    marks = {
+        trace.name: list(trace.text) for trace in figures.memory_against_speed(dataclasses.replace(bare, plans=plans)).data if trace.text
+    }
+    assert marks == {"recommended": ["1, 2"], "other plans": ["", "3"]}
+
+
+@pytest.mark.parametrize(("available", "num_lines"), [(10e9, 1), (80e9, 0)])
+def test_a_far_limit_does_not_squeeze_the_marks(bare: Report, available: float, num_lines: int) -> None:
+    plan = dataclasses.replace(
+        entry(1, 100.0, 8e9), estimate={"samples_per_s": 1.0, "peak_memory_bytes": 8e9, "available_bytes": available}
+    )
+    drawn = figures.memory_against_speed(dataclasses.replace(bare, plans=(plan,)))
+    assert len(drawn.layout.shapes) == num_lines
+    assert "usable" in drawn.layout.yaxis.title.text

@@ -2,7 +2,6 @@ import dataclasses
 import io
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -12,7 +11,6 @@ from advisor.report.report import Report
 from advisor.report.terminal import render_terminal, report_console
 from advisor.report.text import pasteable, plain_text
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "report"
 TITLES = ["USE THIS", "THE OTHERS, AND WHY NOT", "WHERE THE TIME GOES", "WHERE THE MEMORY GOES", "HOW IT SCALES", "WATCH OUT"]
 
 
@@ -30,12 +28,8 @@ def stripped(text: str) -> str:
 
 
 @pytest.mark.parametrize("width", [100, 60])
-def test_golden(sample: Report, width: int, update_golden: bool) -> None:
-    golden = GOLDEN / f"terminal-{width}.txt"
-    text = stripped(shown(sample, width))
-    if update_golden:
-        golden.write_text(text, encoding="utf8")
-    assert text == golden.read_text(encoding="utf8")
+def test_golden(sample: Report, width: int, check_golden) -> None:
+    check_golden(f"report/terminal-{width}.txt", stripped(shown(sample, width)))
 
 
 def test_blocks_come_in_the_order_people_ask(sample: Report) -> None:

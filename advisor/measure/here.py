@@ -1,0 +1,36 @@
+"""The cluster this machine is, with its own figures measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from advisor.errors import AdvisorError
+from advisor.measure.cluster import resolve_cluster, usual_cluster
+from advisor.measure.local_gpus import local_gpus
+from advisor.measure.microbench import Measurements, measure_device, measured_cluster
+from cost_models.types import Cluster
+
+
+def is_here(gpu: str | None, file: str | None) -> bool:
+    """Whether the cluster asked for is made of this machine's devices: its GPUs by default, or its CPU by name."""
+    return file is None and (gpu == "cpu" or (gpu is None and local_gpus() is not None))
+
+
+def with_measurements(cluster: Cluster, progress: Callable[[str], None] | None = None) -> tuple[Cluster, tuple[str, ...]]:
+    """A cluster of this machine's devices with rates measured in a few seconds; unmeasurable devices keep the catalogue's figures."""
+    try:
+        measurements = measure_device(quick=True, device="cpu" if cluster.device.name == "cpu" else "cuda", progress=progress)
+    except AdvisorError as error:
+        return cluster, (f"the device could not be measured ({error.message}); catalogue figures are used",)
+    return measured_cluster(cluster, measurements), measurements.warnings
+
+
+def cluster_here(*, quick: bool, progress: Callable[[str], None] | None = None) -> tuple[Cluster, Measurements]:
+    """This machine as a cluster with every figure that could be measured.
+
+    Raises:
+        AdvisorError: nothing could be measured.
+    """
+    measurements = measure_device(quick=quick, progress=progress)
+    cluster = usual_cluster("cpu") if measurements.device_kind == "cpu" else resolve_cluster()[0]
+    return measured_cluster(cluster, measurements), measurements

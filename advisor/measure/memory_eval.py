@@ -1,0 +1,164 @@
+"""Predicted against published memory: errors, fold errors, and the fit of the memory model's constants.
+
+A published figure is one of three (tensors allocated, memory reserved by the allocator, device memory in use) of one rank (the fullest,
+the first, the last); both depend on who published it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from advisor.measure.runs import RunTable
+from cost_models.terms.memory import RawMemory, finish, raw_rows
+from cost_models.terms.memory_traits import GIB, MemoryConstants, MemoryTraits, memory_traits
+from cost_models.types import Cluster, FloatArray, IntArray, PlanTable, Workload
+
+#: What a source's figure counts and which pipeline rank it describes, by the start of its name. torchtitan prints reserved memory;
+#: Megatron's tests store max-allocated bytes of the rank that writes the log, the last; SimuMax the maximum over ranks; BigScience read
+#: nvidia-smi on the first and last node; nanotron's figure is rank 0's and, as freed tensors show in it, reserved memory (inferred).
+PUBLISHED: Mapping[str, tuple[str, str]] = {
+    "huggingface/nanotron": ("reserved", "first"),
+    "MooreThreads/SimuMax": ("allocated", "fullest"),
+    "NVIDIA/Megatron-LM CI": ("allocated", "last"),
+    "bigscience-workshop": ("device", "ends"),
+    "pytorch/torchtitan": ("reserved", "fullest"),
+    "Lightning-AI/litgpt": ("allocated", "fullest"),
+}
+COUNTED = ("allocated", "reserved", "device")
+#: Constants that figures identify, with the values tried; all others keep the shipped value.
+GRID: Mapping[str, tuple[float, ...]] = {
+    "reserved_factor": (1.02, 1.04, 1.06, 1.08, 1.1, 1.12, 1.14, 1.16),
+    "floor_bytes": (0.0, 0.05 * GIB, 0.1 * GIB, 0.15 * GIB, 0.2 * GIB),
+    "context_bytes": (0.6 * GIB, 0.9 * GIB, 1.2 * GIB, 1.6 * GIB, 2.0 * GIB),
+    "group_bytes": (0.0, 0.2 * GIB, 0.35 * GIB, 0.5 * GIB, 0.7 * GIB),
+}
+#: Values before any figure was seen, where a fit starts.
+NEUTRAL: Mapping[str, float] = {"reserved_factor": 1.1, "floor_bytes": 0.1 * GIB, "context_bytes": 0.9 * GIB, "group_bytes": 0.35 * GIB}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRuns:
+    """Runs with a published memory figure; everything is parallel."""
+
+    workloads: tuple[Workload, ...]
+    clusters: tuple[Cluster, ...]
+    plans: PlanTable
+    measured_bytes: FloatArray
+    counted: npt.NDArray[np.str_]  # of COUNTED
+    rank: npt.NDArray[np.str_]  # as in memory_costs
+    source: npt.NDArray[np.str_]
+    model: npt.NDArray[np.str_]
+
+    def __len__(self) -> int:
+        return len(self.workloads)
+
+    def take(self, index: IntArray) -> MemoryRuns:
+        """Some of the runs."""
+        pick = [int(i) for i in index]
+        return MemoryRuns(
+            workloads=tuple(self.workloads[i] for i in pick), clusters=tuple(self.clusters[i] for i in pick), plans=self.plans.take(index),
+            measured_bytes=self.measured_bytes[index], counted=self.counted[index], rank=self.rank[index], source=self.source[index],
+            model=self.model[index],
+        )  # fmt: skip
+
+
+def memory_runs(table: RunTable) -> MemoryRuns:
+    """The runs of a table that have a memory figure."""
+    index = np.flatnonzero(np.isfinite(table.peak_mem_gib))
+    some = table.take(index)
+    source = some.column("source_repo_or_doc", "own").astype(str)
+    published = [next((v for k, v in PUBLISHED.items() if name.startswith(k)), ("device", "fullest")) for name in source]
+    return MemoryRuns(
+        workloads=some.workloads, clusters=some.clusters, plans=some.plans, measured_bytes=some.peak_mem_gib * GIB,
+        counted=np.array([p[0] for p in published], dtype=np.str_), rank=np.array([p[1] for p in published], dtype=np.str_),
+        source=source, model=some.column("model_name").astype(str),
+    )  # fmt: skip
+
+
+def price_runs(runs: MemoryRuns, *, traits_of: Callable[[str], MemoryTraits] = memory_traits) -> RawMemory:
+    """Runs priced up to the constants that a fit moves."""
+    ranks = [str(r) for r in runs.rank]
+    return raw_rows(runs.workloads, runs.clusters, runs.plans, MemoryConstants(), ranks=ranks, traits_of=traits_of)
+
+
+def predicted(runs: MemoryRuns, raw: RawMemory, constants: MemoryConstants) -> tuple[FloatArray, FloatArray]:
+    """Bytes predicted for what each run's figure counts, and the cautious end of it."""
+    costs = finish(raw, constants)
+    value = np.select([runs.counted == name for name in COUNTED], [costs.allocated, costs.reserved, costs.peak], costs.peak)
+    return value, value + costs.high - costs.peak
+
+
+def log_errors(
+    runs: MemoryRuns, constants: MemoryConstants | None = None, *, traits_of: Callable[[str], MemoryTraits] = memory_traits
+) -> FloatArray:
+    """Logarithm of predicted over measured."""
+    return np.log(predicted(runs, price_runs(runs, traits_of=traits_of), constants or MemoryConstants())[0] / runs.measured_bytes)
+
+
+def fit_memory_constants(
+    runs: MemoryRuns, raw: RawMemory, train: npt.NDArray[np.bool_], start: Mapping[str, float] = NEUTRAL
+) -> MemoryConstants:
+    """Constants with the smallest mean absolute logarithmic error, each source counting alike; coordinate descent over GRID.
+
+    Args:
+        runs: figures to fit.
+        raw: the same runs priced.
+        train: runs that count.
+        start: where to begin; a constant that no figure identifies stays there.
+    """
+    sources = [np.flatnonzero(train & (runs.source == s)) for s in np.unique(runs.source[train])]
+
+    def loss(values: Mapping[str, float]) -> float:
+        error = np.abs(np.log(predicted(runs, raw, MemoryConstants.from_mapping(values))[0] / runs.measured_bytes))
+        return float(np.mean([error[index].mean() for index in sources]))
+
+    constants, best = dict(start), loss(start)
+    for _ in range(3):
+        before = best
+        for name, values in GRID.items():
+            for value in values:
+                now = loss(constants | {name: value})
+                if now < best - 1e-6:
+                    best, constants = now, constants | {name: value}
+        if best == before:
+            break
+    return MemoryConstants.from_mapping(constants)
+
+
+def fold_errors(
+    runs: MemoryRuns, groups: npt.NDArray[np.str_], *, traits_of: Callable[[str], MemoryTraits] = memory_traits
+) -> tuple[FloatArray, FloatArray]:
+    """Logarithmic errors of the prediction and of its cautious end, each group priced by constants fitted without it.
+
+    Args:
+        runs: all figures.
+        groups: name of the fold of each run: its source, or its model.
+        traits_of: `documented_traits` where the fold's own runs must not have taught the runtime's habits.
+    """
+    known = price_runs(runs)
+    priced = known if traits_of is memory_traits else price_runs(runs, traits_of=traits_of)
+    error, high_error = np.zeros(len(runs)), np.zeros(len(runs))
+    for group in np.unique(groups):
+        inside = groups == group
+        value, high = predicted(runs, priced, fit_memory_constants(runs, known, ~inside))
+        error[inside] = np.log(value[inside] / runs.measured_bytes[inside])
+        high_error[inside] = np.log(high[inside] / runs.measured_bytes[inside])
+    return error, high_error
+
+
+def summary(error: FloatArray, labels: npt.NDArray[np.str_]) -> pd.DataFrame:
+    """Error per label and over all: number, median and 90th percentile of the absolute error, bias, share under by more than 5%."""
+
+    def row(values: FloatArray) -> dict[str, float]:
+        share = np.expm1(values)
+        return {
+            "num_runs": float(len(values)), "median": float(np.median(np.abs(share))), "p90": float(np.quantile(np.abs(share), 0.9)),
+            "bias": float(np.median(share)), "under_by_5_percent": float((share < -0.05).mean()),
+        }  # fmt: skip
+
+    return pd.DataFrame({str(name): row(error[labels == name]) for name in np.unique(labels)} | {"all": row(error)}).T

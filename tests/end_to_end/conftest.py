@@ -1,0 +1,32 @@
+"""Profiles taken once for all end-to-end tests: the children that run user code dominate their time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import advisor
+from advisor.profiling.schema import StepProfile, save_profile
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL_GPT2 = ("--layers", "3", "--width", "64", "--heads", "4", "--seq", "64", "--batch", "4", "--vocab", "512")
+
+
+@pytest.fixture(scope="session")
+def small_gpt2() -> StepProfile:
+    return advisor.profile(EXAMPLES / "gpt2.py", args=SMALL_GPT2, capture="traced")
+
+
+@pytest.fixture(scope="session")
+def small_gpt2_folder(small_gpt2, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("profile")
+    save_profile(small_gpt2, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def examples() -> dict[str, StepProfile]:
+    """The four examples at full size, traced."""
+    names = ("gpt2", "resnet50", "llama3_8b", "two_device_copy")
+    return {name: advisor.profile(EXAMPLES / f"{name}.py", capture="traced") for name in names}
