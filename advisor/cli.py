@@ -140,6 +140,21 @@ def plan(profile_dir: str, out: str, as_json: bool, **options: Any) -> None:
 
 
 @cli.command()
+@click.argument("trace_file", metavar="TRACE")
+@click.option("--json", "as_json", is_flag=True)
+def trace(trace_file: str, as_json: bool) -> None:
+    """Say where the time went in a TRACE (.json, .json.gz) recorded with torch.profiler; CUDA, ROCm or CPU."""
+    from advisor.report.terminal import report_console
+    from advisor.traces import print_summary, trace_summary
+
+    summary = trace_summary(Path(trace_file))
+    if as_json:
+        click.echo(json.dumps(summary, indent=1, default=str))
+    else:
+        print_summary(summary, report_console())
+
+
+@cli.command()
 @click.argument("rule", required=False)
 def explain(rule: str | None) -> None:
     """Say what a RULE means, why, and what holds of it; without RULE, list them."""
@@ -178,7 +193,9 @@ def measure(out: str | None, full: bool) -> None:
         click.echo(text)
     else:
         _write_text(Path(out), text)
-        click.echo(f"{measurements.device_name}: measured in {measurements.duration_s:.3g} s, written to {out}; use it with --cluster {out}")
+        click.echo(
+            f"{measurements.device_name}: measured in {measurements.duration_s:.3g} s, written to {out}; use it with --cluster {out}"
+        )
     for warning in measurements.warnings:
         click.echo(f"advise: {warning}", err=True)
 
@@ -194,11 +211,9 @@ def _show(report: Any, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=1))
         return
-    from rich.console import Console
+    from advisor.report.terminal import render_terminal, report_console
 
-    from advisor.report.terminal import render_terminal
-
-    render_terminal(report, Console(highlight=False, soft_wrap=False))
+    render_terminal(report, report_console())
 
 
 def _refuse_foreign(folder: Path) -> None:

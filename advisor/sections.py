@@ -135,4 +135,6 @@ def _point(size: Size) -> ScalingPoint:
 
 def accuracy_section(calibration: cost_models.Calibration | None) -> Mapping[str, Any]:
     """How wrong the prices are, on measured runs that the fit had not seen."""
-    return dict(getattr(calibration, "accuracy", {}) or {})
+    if calibration is None:
+        return {}
+    return {"calibration": calibration.name, **calibration.data, **calibration.error, **calibration.interval}

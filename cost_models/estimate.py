@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -73,13 +73,23 @@ def _numbered(values: Sequence[_T]) -> tuple[list[_T], IntArray]:
 
 def _estimates(packed: Packed, calibration: Calibration, memory: MemoryCosts) -> Estimates:
     parts = price(packed, calibration, anchors=anchor_factors(packed, calibration))
-    step_s = np.sum(list(parts.values()), axis=0)
-    factor = np.array([_interval_factor(name, calibration) for name in packed.plans.runtime_names])[packed.plans.runtime]
+    step_s = sum_parts(parts)
+    factors = np.array([_interval_factor(name, calibration) for name in packed.plans.runtime_names])
+    factor = factors if len(factors) == 1 else factors[packed.plans.runtime]
     return Estimates(
         step_time_s=step_s, low_s=step_s / factor, high_s=step_s * factor, breakdown_s=parts, peak_memory_bytes=memory.peak,
         allocated_memory_bytes=memory.allocated, high_memory_bytes=memory.high, breakdown_bytes=memory.parts, load_memory_bytes=memory.load,
         save_memory_bytes=memory.save, mfu=_mfu(packed, step_s),
     )  # fmt: skip
+
+
+def sum_parts(parts: Mapping[str, FloatArray]) -> FloatArray:
+    """Seconds of the whole step, added in the order of TIME_PARTS."""
+    first, *rest = parts.values()
+    total = first.copy()
+    for values in rest:
+        total += values
+    return total
 
 
 def _interval_factor(runtime: str, calibration: Calibration) -> float:
@@ -89,15 +99,18 @@ def _interval_factor(runtime: str, calibration: Calibration) -> float:
 
 
 def _mfu(packed: Packed, step_s: FloatArray) -> FloatArray:
-    w, c = (np.zeros(len(step_s), dtype=np.int64) if i is None else i for i in (packed.workload, packed.cluster))
-    flops = np.array([x.model_flops for x in packed.workloads])[w]
-    pairs = {(int(i), int(j)) for i, j in zip(*(np.unique(np.stack([w, c]), axis=1)), strict=True)}
-    peaks = np.zeros((len(packed.workloads), len(packed.clusters)))
-    for i, j in pairs:
-        peaks[i, j] = peak_flops_per_s(packed.clusters[j].device, packed.workloads[i].compute_dtype)
+    """Model flops over what the devices could do at peak in that time."""
     plans = packed.plans
     per_device = plans.micro_batch * plans.num_microbatches / (plans.tp_degree * plans.cp_degree * plans.pp_degree)
-    return flops * per_device / (peaks[w, c] * step_s)  # type: ignore[no-any-return]
+    if packed.workload is None or packed.cluster is None:
+        workload, cluster = packed.workloads[0], packed.clusters[0]
+        return workload.model_flops / peak_flops_per_s(cluster.device, workload.compute_dtype) * per_device / step_s
+    seen = {(int(w), int(c)) for w, c in zip(packed.workload, packed.cluster, strict=True)}
+    share = np.zeros((len(packed.workloads), len(packed.clusters)))
+    for w, c in seen:
+        workload = packed.workloads[w]
+        share[w, c] = workload.model_flops / peak_flops_per_s(packed.clusters[c].device, workload.compute_dtype)
+    return share[packed.workload, packed.cluster] * per_device / step_s
 
 
 def anchor_factors(packed: Packed, calibration: Calibration) -> FloatArray | None:

@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 import pandas as pd
 
-from advisor.classify.work import Work, is_measured_on, measured_work, modelled_work
+from advisor.classify.work import Work, has_only_seconds, is_measured_on, measured_work, modelled_work
 from advisor.profiling.schema import StepProfile
 from advisor.report.report import Hotspot
 from cost_models import Calibration
@@ -34,7 +34,8 @@ def hotspots(profile: StepProfile, workload: Workload, cluster: Cluster, calibra
     """Operator classes of one micro-batch on one device, with its share of the optimizer step, largest first.
 
     Args:
-        profile: the step; its seconds are used if they were measured on the cluster's device, else every operator is modelled.
+        profile: the step; its seconds are used if they were measured on the cluster's device, or are all that a trace without shapes
+            has; else every operator is modelled.
         workload: the same step as the cost models need it.
         cluster: the device and links planned for.
         calibration: constants of the cost model; the shipped ones by default.
@@ -44,7 +45,7 @@ def hotspots(profile: StepProfile, workload: Workload, cluster: Cluster, calibra
         `roofline_share` is the time at the device's peak rates over the time taken, at most 1; 0 where neither flops nor bytes
         are known. Idle gaps (class "idle") are measured, or modelled from the kernels launched.
     """
-    measured = is_measured_on(profile, workload, cluster.device)
+    measured = is_measured_on(profile, workload, cluster.device) or has_only_seconds(profile)
     work = measured_work(profile, workload, cluster) if measured else modelled_work(profile, workload, cluster, calibration)
     total_s = float(work.seconds.sum())
     if total_s <= 0:

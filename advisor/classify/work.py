@@ -10,6 +10,7 @@ import pandas as pd
 
 from advisor.profiling.schema import StepProfile
 from cost_models import Calibration, load_calibration, op_seconds
+from cost_models.catalogue import gpu_for_device_name
 from cost_models.terms.compute import FLASH_BACKWARD_FACTOR, peak_flops_per_s
 from cost_models.terms.optimizer import optimizer_bytes_per_param
 from cost_models.types import BATCH_DIMS, OP_CLASSES, PHASES, PRICING_KINDS, Cluster, Device, FloatArray, IntArray, OpTable, Workload
@@ -53,14 +54,24 @@ class Work:
 def is_measured_on(profile: StepProfile, workload: Workload, device: Device) -> bool:
     """Whether the profile's seconds were measured on the device that is planned for.
 
-    An accelerator counts when the workload names it or no other; a CPU only when the cluster's device is a CPU.
+    A GPU is recognised by the name its driver reports; one that the catalogue doesn't know, or a trace without the name, is taken
+    to be the cluster's. Seconds of a CPU count only when the cluster's device is a CPU.
     """
     if profile.meta.source == "traced" or not profile.operators["measured_s"].notna().any():
         return False
     on_cpu = "cpu" in profile.meta.device.lower() or not profile.operators["device"].astype(str).str.contains("cuda|hip|gpu|xpu").any()
-    if on_cpu:
-        return is_cpu(device)
-    return not is_cpu(device) and workload.measured_device in ("", device.name)
+    if on_cpu or is_cpu(device):
+        return on_cpu and is_cpu(device)
+    try:
+        return gpu_for_device_name(profile.meta.device or workload.measured_device) == device.name
+    except ValueError:
+        return True
+
+
+def has_only_seconds(profile: StepProfile) -> bool:
+    """Whether the profile is a trace recorded without shapes: no other device's seconds can be made of it."""
+    rows = profile.operators
+    return profile.meta.source == "imported" and not rows["flops"].any() and not rows["input_shapes"].map(len).any()
 
 
 def is_cpu(device: Device) -> bool:

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import spearmanr
 
 from advisor.errors import AdvisorError
-from advisor.measure.predict import GIB, estimate_runs
+from advisor.measure.predict import GIB, estimate_runs, published_memory_bytes
 from advisor.measure.runs import RunTable, read_runs
 from cost_models import Calibration
 from cost_models.types import FloatArray
@@ -58,7 +57,7 @@ def evaluate_runs(
     if not len(measured):
         raise AdvisorError(f"None of the {len(runs.frame)} rows has both a price and a measurement.", hint="See `skipped_reason` of `advise predict`.")
     prices = estimate_runs(runs, calibration=calibration, anchor=anchor)
-    return _evaluation(runs, prices.step_time_s, (prices.low_s, prices.high_s), prices.peak_memory_bytes / GIB)
+    return _evaluation(runs, prices.step_time_s, (prices.low_s, prices.high_s), published_memory_bytes(runs, calibration) / GIB)
 
 
 def _evaluation(runs: RunTable, predicted_s: FloatArray, interval: tuple[FloatArray, FloatArray], memory_gib: FloatArray) -> Evaluation:
@@ -118,9 +117,9 @@ def sweep_table(sweep: np.ndarray, measured_s: FloatArray, predicted_s: FloatArr
     frame = pd.DataFrame({"sweep": pd.Series(sweep, dtype=object), "measured": measured_s, "predicted": predicted_s}).dropna()
     rows: list[dict[str, Any]] = []
     for name, group in frame[frame["sweep"].astype(str) != ""].groupby("sweep"):
-        if len(group) < _FEWEST_IN_SWEEP or group.measured.nunique() < 2:
+        if len(group) < _FEWEST_IN_SWEEP or min(group.measured.nunique(), group.predicted.nunique()) < 2:
             continue
         picked = float(group.measured.iloc[int(np.argmin(group.predicted))])
         rows.append({"sweep": name, "num_runs": len(group), "regret": picked / float(group.measured.min()) - 1,
-                     "spearman": float(spearmanr(group.measured, group.predicted).statistic)})  # fmt: skip
+                     "spearman": float(group.measured.corr(group.predicted, method="spearman"))})  # fmt: skip
     return pd.DataFrame(rows, columns=["sweep", "num_runs", "regret", "spearman"]).set_index("sweep")

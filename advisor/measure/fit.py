@@ -47,6 +47,7 @@ DEVICE_FACTORS: Mapping[str, Mapping[str, float]] = {
     "rtx-3090": {"gemm_rate_share": 1.25}, "rtx-4090": {"gemm_rate_share": 1.25}, "rtx-5090": {"gemm_rate_share": 1.25},
     "h100-sxm-96gb-hbm2e": {"gemm_rate_share": 0.87, "attention_rate_share": 0.87},
 }  # fmt: skip
+_RUNS_PER_MODEL = 60.0
 _SCALE = 0.10  # a miss of 10% weighs like one standard deviation of a prior
 _STEP = 1e-4
 
@@ -86,14 +87,18 @@ def make_problem(runs: RunTable, base: Calibration) -> Problem:
     return Problem(
         packed=packed, log_measured=np.log(runs.step_time_s), 
         runtime=np.array([own_name[i] for i in runs.plans.runtime]), family=np.array([c.device.family for c in runs.clusters]),
-        weight=source_weights(runs.column("source_repo_or_doc", "own")), base=base,
+        weight=model_weights(runs.column("source_repo_or_doc", "own"), runs.column("model_name")), base=base,
     )  # fmt: skip
 
 
-def source_weights(source: np.ndarray) -> FloatArray:
-    """Weight per run, so that large sources don't decide all: square root of 100 runs over the source's, within 0.45 and 1.5."""
-    _, inverse, counts = np.unique(source.astype(str), return_inverse=True, return_counts=True)
-    return np.clip(np.sqrt(100.0 / counts[inverse]), 0.45, 1.5)
+def model_weights(source: np.ndarray, model: np.ndarray) -> FloatArray:
+    """Weight per run: all runs of one model from one source together count like at most _RUNS_PER_MODEL.
+
+    They share what the model misses of their shape and machine, so that a thousand of them don't say more than a few dozen.
+    """
+    groups = np.char.add(np.char.add(source.astype(str), "|"), model.astype(str))
+    _, inverse, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    return np.clip(np.sqrt(_RUNS_PER_MODEL / counts[inverse]), 0.15, 1.0)
 
 
 def parameters(problem: Problem, priors: Mapping[str, tuple[float, float]] = PRIORS) -> list[Parameter]:
@@ -123,8 +128,9 @@ def to_calibration(problem: Problem, params: list[Parameter], x: FloatArray) -> 
 
 
 def fit(
-    problem: Problem, params: list[Parameter], *, train: np.ndarray | None = None, start: FloatArray | None = None, max_steps: int = 12
-) -> FloatArray:
+    problem: Problem, params: list[Parameter], *, train: np.ndarray | None = None, start: FloatArray | None = None, max_steps: int = 12,
+    scale: float = _SCALE,
+) -> FloatArray:  # fmt: skip
     """Fitted logarithms of the parameters.
 
     Args:
@@ -133,6 +139,7 @@ def fit(
         train: mask of the runs that count; None: all.
         start: first guess; the priors' means by default.
         max_steps: Gauss-Newton steps.
+        scale: miss (share) that weighs like one standard deviation of a prior.
     """
     mean, deviation = np.array([p.mean for p in params]), np.array([p.deviation for p in params])
     rows = np.flatnonzero(np.ones(len(problem.weight), dtype=bool) if train is None else train)
@@ -143,14 +150,14 @@ def fit(
         return problem.log_predicted(to_calibration(problem, params, x))[rows] - problem.log_measured[rows]
 
     def residuals(x: FloatArray) -> FloatArray:
-        z = miss(x) / _SCALE
+        z = miss(x) / scale
         return np.concatenate([np.sign(z) * np.sqrt(2 * (np.sqrt(1 + z * z) - 1)) * root_weight, (x - mean) / deviation])
 
     def jacobian(x: FloatArray) -> FloatArray:
         at, base = miss(x), to_calibration(problem, params, x)
-        z = at / _SCALE
+        z = at / scale
         soft = np.sqrt(2 * (np.sqrt(1 + z * z) - 1))
-        slope = np.where(np.abs(z) < 1e-6, 1.0, np.abs(z) / (np.sqrt(1 + z * z) * np.maximum(soft, 1e-12))) * root_weight / _SCALE
+        slope = np.where(np.abs(z) < 1e-6, 1.0, np.abs(z) / (np.sqrt(1 + z * z) * np.maximum(soft, 1e-12))) * root_weight / scale
         columns = {c: _sensitivity(problem, base, c, at, rows) for c in {p.constant for p in params}}
         data = np.stack([columns[p.constant] * m * slope for p, m in zip(params, masks, strict=True)], axis=1)
         return np.vstack([data, np.diag(1 / deviation)])

@@ -10,7 +10,6 @@ import functools
 import json
 import os
 import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -42,12 +41,12 @@ class _Clock:
             torch.cuda.synchronize()
 
     def seconds(self, action: Callable[[], object], *, repeat_s: float, limit: int = 200) -> float:
-        """Median seconds of batches of the action, repeated for about `repeat_s` (at least three times)."""
+        """Seconds of the action in the fastest of a few batches, about `repeat_s` together: what the device can do, other load aside."""
         action()
         self.wait()
         first = self._once(action, 1)
         calls = max(1, min(limit, int(repeat_s / 5 / max(first, 1e-7))))
-        return statistics.median(self._once(action, calls) for _ in range(5 if first * 5 < 4 * repeat_s else 3))
+        return min(self._once(action, calls) for _ in range(5 if first * 5 < 4 * repeat_s else 3))
 
     def _once(self, action: Callable[[], object], calls: int) -> float:
         self.wait()

@@ -24,7 +24,7 @@ class MatmulRate:
     m: int
     n: int
     k: int
-    seconds: float  # median of the repetitions
+    seconds: float  # fastest of the repetitions
     achieved_flops_per_s: float  # 2 m n k / seconds
 
 

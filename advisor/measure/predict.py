@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from advisor.measure.memory_eval import PUBLISHED
 from advisor.measure.runs import RunTable, read_runs
 from cost_models import Calibration, estimate_rows
-from cost_models.types import Estimates, Workload
+from cost_models.terms.memory import memory_costs_rows
+from cost_models.types import Estimates, FloatArray, Workload
 
 GIB = 2.0**30
 PREDICTED_COLUMNS = (
@@ -45,7 +47,7 @@ def predict_runs(
     reasons = pd.Series([runs.skipped.get(i, "") for i in range(len(out))], dtype=object)
     out["skipped_reason"] = reasons.to_numpy()
     if len(runs):
-        _fill(out, runs, estimate_runs(runs, calibration=calibration, anchor=anchor))
+        _fill(out, runs, estimate_runs(runs, calibration=calibration, anchor=anchor), published_memory_bytes(runs, calibration))
     numeric = [c for c in PREDICTED_COLUMNS if c.endswith(("_s", "_gib", "_mfu"))]
     out[numeric] = out[numeric].apply(pd.to_numeric)
     return out
@@ -83,15 +85,24 @@ def anchored_workloads(runs: RunTable) -> tuple[Workload, ...]:
     return tuple(out)
 
 
+def published_memory_bytes(runs: RunTable, calibration: Calibration | None = None) -> FloatArray:
+    """Peak memory of each run as its source counts it: allocated, reserved or in use, of the rank it reports (unknown: in use, fullest)."""
+    source = runs.column("source_repo_or_doc", "own").astype(str)
+    habits = [next((v for k, v in PUBLISHED.items() if name.startswith(k)), ("device", "fullest")) for name in source]
+    costs = memory_costs_rows(runs.workloads, runs.clusters, runs.plans, calibration, ranks=[rank for _, rank in habits])
+    figures = {"allocated": costs.allocated, "reserved": costs.reserved, "device": costs.peak}
+    return np.array([figures[counted][i] for i, (counted, _) in enumerate(habits)])
+
+
 def _anchor_key(runs: RunTable, i: int) -> tuple[int, str, int]:
     return id(runs.workloads[i]), runs.clusters[i].device.name, int(runs.plans.runtime[i])
 
 
-def _fill(out: pd.DataFrame, runs: RunTable, prices: Estimates) -> None:
+def _fill(out: pd.DataFrame, runs: RunTable, prices: Estimates, published_bytes: FloatArray) -> None:
     memory = np.array([c.device.memory_bytes for c in runs.clusters])
     columns = {
         "predicted_step_time_s": prices.step_time_s, "predicted_low_s": prices.low_s, "predicted_high_s": prices.high_s,
-        "predicted_peak_mem_gib": prices.peak_memory_bytes / GIB, "predicted_fits": prices.high_memory_bytes <= memory,
+        "predicted_peak_mem_gib": published_bytes / GIB, "predicted_fits": prices.high_memory_bytes <= memory,
         "predicted_mfu": prices.mfu, "predicted_breakdown": _breakdowns(prices), "assumed": ["; ".join(a) for a in runs.assumed],
     }  # fmt: skip
     for name, values in columns.items():

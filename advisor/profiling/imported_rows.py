@@ -53,20 +53,49 @@ def device_rows(events: Sequence[Event], launches: Mapping[float, Event], operat
 
 
 def host_rows(events: Sequence[Event]) -> tuple[list[dict[str, Any]], list[Event]]:
-    """Rows of a trace without device, and their events: one per operator that spends time itself. Views and allocations are gaps."""
-    rows, kept = [], []
+    """Rows of a trace without device, and the operators they are of: each operator's own time, without that of operators inside it.
+
+    Views and allocations count for the operator around them; outside of any they are gaps. Flops and bytes belong to the innermost
+    operator that has any.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    kept = []
+    has_inner = _around_work(events)
     for event in events:
         own_s = event.duration_s - event.children_s
         if event.kind != "operator" or own_s <= 0:
             continue
-        chain = [event, *event.ancestors()]
-        op_class = _chain_class(chain, _phase(chain))
-        if op_class == "other" and (event.name.startswith(("aten::", _EVALUATE)) or event.name.endswith(("Backward0", "Backward1"))):
+        if event.name.startswith(_EVALUATE):
+            continue  # autograd's own bookkeeping is a gap
+        if operator_class(event.name) == "other" and not _is_unknown(event.name):
+            around = next((rows[id(e)] for e in event.ancestors() if id(e) in rows), None)
+            if around:
+                around["measured_s"] += own_s
             continue
-        rows.append({**_shape_columns(event), "operator": _operator_name(event.name), "op_class": op_class, "phase": _phase(chain),
-                     "num_kernels": 1, "device": "cpu", "copy_from": "", "copy_to": "", "measured_s": own_s})  # fmt: skip
+        chain = [event, *event.ancestors()]
+        phase = _phase(chain)
+        shapes = _NO_SHAPES if id(event) in has_inner else _shape_columns(event)
+        rows[id(event)] = {**shapes, "operator": _operator_name(event.name), "op_class": _chain_class(chain, phase), "phase": phase,
+                           "num_kernels": 1, "device": "cpu", "copy_from": "", "copy_to": "", "measured_s": own_s}  # fmt: skip
         kept.append(event)
-    return rows, kept
+    return list(rows.values()), kept
+
+
+def _around_work(events: Sequence[Event]) -> set[int]:
+    """Ids of the operators that have an operator with flops inside them, or no flops themselves and any known operator inside."""
+    around_flops, around_any = set(), set()
+    for event in events:
+        if event.kind == "operator" and operator_class(event.name) != "other":
+            above = [id(e) for e in event.ancestors()]
+            around_any.update(above)
+            if operator_flops(event.name, event.args):
+                around_flops.update(above)
+    return {id(e) for e in events if id(e) in around_flops or (id(e) in around_any and not operator_flops(e.name, e.args))}
+
+
+def _is_unknown(name: str) -> bool:
+    """Whether an operator of no family may yet do work: a library's own, not one of torch's views and allocations."""
+    return not name.startswith(("aten::", "torch::", "detach")) and not re.search(r"Backward\d*$", name)
 
 
 def _origin(event: Event, launches: Mapping[float, Event], operators: Mapping[float, Event]) -> Event | None:

@@ -105,7 +105,9 @@ class Recorder(TorchDispatchMode):
         operator = self._operators.get(func) or self._describe(func)
         if operator.name == "aten._local_scalar_dense":
             return self._read_scalar(args[0])
-        ins = values.tensors_in(args, values.tensors_in(kwargs.values(), []) if kwargs else [])
+        ins = values.tensors_in(args, [])
+        if kwargs:
+            values.tensors_in(kwargs.values(), ins)
         self.world.num_inside += 1
         try:
             out = self._call(func, operator, args, kwargs, ins)

@@ -10,6 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from advisor.profiling.world import World
 
+_USUALLY_TRUE = ("aten::all", "aten::isfinite", "aten::eq")
+
 
 def install(world: World) -> None:
     """Patch the ways out of a tensor: tolist, numpy, format. `item`, `int`, `float` and `bool` are answered by the recorder."""
@@ -31,7 +33,23 @@ def install(world: World) -> None:
     def formatted(self: torch.Tensor, spec: str) -> str:
         return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, "")
 
+    plain_deepcopy: Callable[..., Any] = torch.Tensor.__deepcopy__
+
+    def deepcopied(self: torch.Tensor, memo: dict[int, Any]) -> Any:
+        if not isinstance(self, FakeTensor) or id(self) in memo:
+            return memo.get(id(self)) if id(self) in memo else plain_deepcopy(self, memo)
+        with torch.no_grad():
+            copy: Any = self.detach().clone()
+        if isinstance(self, torch.nn.Parameter):
+            copy = torch.nn.Parameter(copy, self.requires_grad)
+        elif self.requires_grad:
+            copy.requires_grad_()
+        world.set_device(copy, world.device_of(self))
+        memo[id(self)] = copy
+        return copy
+
     fake_class: Any = FakeTensor
+    tensor_class.__deepcopy__ = deepcopied
     tensor_class.numpy = outside(plain_numpy)
     tensor_class.__array__ = outside(plain_array)
     tensor_class.tolist = fake_class.tolist = outside(plain_tolist)
@@ -62,9 +80,13 @@ def keep(world: World, func: Any, args: Any, kwargs: dict[str, Any], ins: list[t
             for out, result in zip(outs, results, strict=False):
                 if isinstance(out, FakeTensor):
                     world.set_value(out, result)
-    if not known and mutates:
-        for t in ins[:1]:
-            world.set_value(t, None)
+    if known:
+        return
+    for t in ins[:1] if mutates else ():
+        world.set_value(t, None)
+    if len(outs) == 1 and outs[0].dtype == torch.bool and outs[0].dim() == 0:
+        with unset_fake_temporarily():  # loops that run while anything is wrong must end, checks that all is well must pass
+            world.set_value(outs[0], torch.tensor(func._schema.name in _USUALLY_TRUE))
 
 
 def run(world: World, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -94,9 +94,9 @@ class World:
     def real_values(self, tensor: torch.Tensor) -> torch.Tensor:
         """Values to hand to plain Python or NumPy: the known ones, else zeros of the same shape."""
         known = self.value_of(tensor)
-        if known is not None:
-            return known.detach()
         with unset_fake_temporarily():
+            if known is not None:
+                return known.detach()
             return torch.zeros(tuple(tensor.shape), dtype=tensor.dtype)
 
     def scalar(self, tensor: torch.Tensor) -> float | int | bool | complex:

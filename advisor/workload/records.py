@@ -175,7 +175,7 @@ def _rows(frame: pd.DataFrame, columns: tuple[str, ...]) -> list[tuple[Any, ...]
 
 
 def _shape(value: Any) -> Shape:
-    return tuple(int(x) for x in value)
+    return tuple(map(int, value))
 
 
 def _op(row: tuple[Any, ...]) -> Op:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -118,18 +117,13 @@ def _price(workload: Workload, keys: PlanTable, traits: Sequence[MemoryTraits], 
 def _state_columns(workload: Workload, keys: PlanTable, traits: Sequence[MemoryTraits]) -> dict[str, FloatArray]:
     """Bytes per parameter: the runtime's where it trains in 16 bits its own way, else those of the script."""
     low = workload.compute_dtype not in {"fp32", "tf32"}
-    own = {
-        f.name: float(getattr(workload, f.name))
-        for f in dataclasses.fields(workload)
-        if f.name in {"param_bytes", "grad_bytes", "master_bytes"}
-    }
+    own = {name: float(getattr(workload, name)) for name in ("param_bytes", "grad_bytes", "master_bytes")}
+    own["state_bytes"] = workload.optimizer.state_bytes_per_param
     out: dict[str, FloatArray] = {}
     for name, value in own.items():
         theirs = [getattr(t, name) for t in traits]
         table = np.array([value if v is None or not low else v for v in theirs], dtype=np.float64)
         out[name] = table[keys.runtime]
-    fills = np.ones(len(keys))
-    out["state_bytes"] = fills * workload.optimizer.state_bytes_per_param
     out["sharded_grad_bytes"] = np.array([t.sharded_grad_bytes if low else 0.0 for t in traits])[keys.runtime]
-    out["compute_bytes"] = np.minimum(fills * (2.0 if low else 4.0), out["param_bytes"])
+    out["compute_bytes"] = np.minimum(2.0 if low else 4.0, out["param_bytes"])
     return out

@@ -32,6 +32,7 @@ class MemoryTraits:
     param_bytes: float | None = None  # working copy per parameter in 16-bit training; None: as the workload's own script has it
     grad_bytes: float | None = None  # lasting gradient, likewise
     master_bytes: float | None = None  # fp32 master copy, likewise
+    state_bytes: float | None = None  # optimizer moments per parameter, likewise (torch keeps them in the parameters' own dtype)
     sharded_grad_bytes: float = 0.0  # fp32 gradients that are sharded with the optimizer states (ZeRO stage 1 and up)
     bucket_copies: float = 0.0  # reduction buckets that the gradients do not share, as a multiple of the gradients
     comm_buffer_bytes: float = 0.0  # fixed reduce and gather buffers of sharded optimizers, at most 4 bytes per parameter

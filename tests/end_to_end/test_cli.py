@@ -53,12 +53,13 @@ def test_advice_is_written_replaced_as_a_whole_and_printed(advise, small_gpt2_fo
     assert code == 0
     for block in ("USE THIS", "THE OTHERS, AND WHY NOT", "WHERE THE TIME GOES", "WHERE THE MEMORY GOES", "HOW IT SCALES"):
         assert block in text
-    (out / "stale.txt").write_text("from an older advice")
+    stale = sorted(p.name for p in out.iterdir() if p.name.startswith("plan-"))
+    assert len(stale) == 3
     code, text, _ = advise("plan", small_gpt2_folder, "--gpu", "h100", "--plans", "1", "--json", "--out", out)
     report = json.loads(text)
     assert code == 0
     assert report == json.loads((out / "report.json").read_text())
-    assert not (out / "stale.txt").exists()
+    assert sorted(p.name for p in out.iterdir() if p.name.startswith("plan-")) == ["plan-1"]
     assert {name.split("/")[0] for name in report["files"]} >= {"plan-1", "report.html", "report.json"}
     assert all((out / name).is_file() for name in report["files"])
 
@@ -99,7 +100,7 @@ def test_nothing_fits_says_by_how_much_and_what_would(advise, examples, tmp_path
     from advisor.profiling.schema import save_profile
 
     save_profile(examples["llama3_8b"], tmp_path / "profile")
-    code, _, err = advise("plan", tmp_path / "profile", "--gpu", "t4", "--gpus-per-node", "1", "--out", tmp_path / "advice")
+    code, _, err = advise("plan", tmp_path / "profile", "--gpu", "rtx-3090", "--gpus-per-node", "1", "--out", tmp_path / "advice")
     assert code == 2
     assert "GiB" in err
     assert "would do" in err or "more memory" in err

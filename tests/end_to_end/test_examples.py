@@ -25,7 +25,7 @@ def reports(examples) -> dict[str, Report]:
 
 @pytest.mark.parametrize(
     ("name", "num_params"),
-    [("gpt2", 124_439_808), ("resnet50", 25_557_032), ("llama3_8b", 8_030_261_248), ("two_device_copy", 267_123_968)],
+    [("gpt2", 124_439_808), ("resnet50", 25_557_032), ("llama3_8b", 8_030_261_248), ("two_device_copy", 267_107_584)],
 )
 def test_parameters_are_exact(reports, name, num_params):
     assert reports[name].model["num_params"] == num_params
@@ -53,7 +53,7 @@ def test_repeated_blocks_are_found(reports, name, repeats):
 
 
 def test_tied_weights_are_named_and_counted_once(reports):
-    assert reports["gpt2"].model["tied"] == [["tokens.weight", "head.weight"]]
+    assert [list(group) for group in reports["gpt2"].model["tied"]] == [["tokens.weight", "head.weight"]]
 
 
 def test_only_llama_is_too_big_for_copies_on_every_gpu(reports):

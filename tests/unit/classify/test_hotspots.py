@@ -192,11 +192,24 @@ def test_measured_seconds_are_used_on_the_device_they_were_measured_on():
 
 def test_seconds_of_another_gpu_or_of_the_cpu_are_not_used():
     other = profile(MEASURED_ROWS, source="measured", device="NVIDIA A100-SXM4-80GB")
-    net = workload(ops([MATMUL]), measured_device="a100-sxm-80gb")
-    assert hotspots(other, net, cluster())[0].source == "modelled"
+    assert hotspots(other, workload(ops([MATMUL])), cluster())[0].source == "modelled"
     on_cpu = profile([{**row, "device": "cpu"} for row in MEASURED_ROWS[:3]], source="measured", device="cpu")
     assert hotspots(on_cpu, workload(ops([MATMUL])), cluster())[0].source == "modelled"
     assert hotspots(on_cpu, workload(ops([MATMUL]), compute_dtype="fp32"), cluster(CPU))[0].source == "measured"
+
+
+def test_seconds_of_a_gpu_that_nobody_named_count_as_the_clusters():
+    for name in ("", "NVIDIA A100-PG509-200"):
+        seen = profile(MEASURED_ROWS, source="imported", device=name)
+        assert hotspots(seen, workload(ops([MATMUL])), cluster())[0].source == "measured"
+
+
+def test_a_trace_without_shapes_keeps_its_own_seconds_whatever_is_planned():
+    bare = [{**row, "flops": 0.0} for row in MEASURED_ROWS]
+    shaped = [{**row, "input_shapes": [[8, 8]]} for row in bare]
+    name = "NVIDIA A100-SXM4-80GB"
+    assert hotspots(profile(bare, source="imported", device=name), workload(ops([MATMUL])), cluster())[0].source == "measured"
+    assert hotspots(profile(shaped, source="imported", device=name), workload(ops([MATMUL])), cluster())[0].source == "modelled"
 
 
 def test_cpu_has_no_input_copy_and_no_launch_gaps():

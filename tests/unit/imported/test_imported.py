@@ -200,6 +200,7 @@ def test_a_cpu_trace_counts_each_operators_own_time(tmp_path: Path):
     assert rows["measured_s"].sum() <= found.meta.step_time_s
     convolution = rows[(rows["op_class"] == "convolution") & (rows["phase"] == "forward")]
     assert convolution["measured_s"].sum() == pytest.approx(90e-6)  # all of conv2d, however deep
+    assert convolution["flops"].sum() == 2 * 8 * 32 * 32 * 16 * 3 * 3 * 3  # once, though conv2d, convolution and cudnn_convolution nest
 
 
 def test_gloo_collectives_of_a_cpu_trace_carry_their_bytes(tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import cost_models
 from cost_models.terms.memory_traits import MemoryConstants, MemoryTraits, documented_traits, memory_traits, runtime_names
 from cost_models.transformer import TransformerShape, transformer_workload
 from cost_models.transformer_memory import BlockShape, block_bytes, loss_bytes
@@ -14,12 +15,16 @@ def test_every_runtime_file_loads(name):
     assert memory_traits(name).name == name
 
 
+def test_every_runtime_of_the_time_model_has_a_memory_file():
+    assert set(cost_models.runtime_names()) <= set(runtime_names())
+
+
 def test_a_runtime_without_a_file_gets_plain_pytorch():
     assert memory_traits("unheard-of") == memory_traits("torch")
 
 
 def test_a_file_may_be_like_another():
-    bf16, base = memory_traits("bigscience-bf16"), memory_traits("bigscience")
+    bf16, base = memory_traits("megatron-deepspeed-bf16"), memory_traits("megatron-deepspeed")
     assert (bf16.grad_bytes, base.grad_bytes) == (6.0, 2.0)
     assert bf16.comm_buffer_bytes == base.comm_buffer_bytes
 
