@@ -147,7 +147,7 @@ def report(
     spots = hotspots(case.step, case.workload, case.cluster, case.request.calibration)
     facts = collect_facts(meta=case.step.meta, hotspots=spots, workload=case.workload, cluster=case.cluster, result=result)
     model = model_summary(case.step, case.workload)
-    alone = price(case.request, Plan(micro_batch=case.workload.traced_batch, runtime="ddp"))
+    alone = price(case.request, Plan(micro_batch=case.workload.traced_batch, runtime="torch-ddp"))
     files = _PlanFiles(case=case, result=result, model=model, seeing=seeing, out=out)
     built = Report(
         inputs=inputs_section(case.step, case.options, case.request.global_batch),

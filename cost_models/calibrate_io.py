@@ -17,7 +17,6 @@ import numpy as np
 
 from cost_models.types import FloatArray
 
-
 #: Every constant and what it means.
 CONSTANTS: Mapping[str, str] = {
     "gemm_rate_share": "large matrix product, of the peak rate",
@@ -46,6 +45,7 @@ CONSTANTS: Mapping[str, str] = {
     "all_reduce_discount": "all-reduce against two ring passes",
     "intra_latency_s": "of a collective inside a node",
     "inter_latency_s_per_node": "of a collective between nodes, per node",
+    "inter_latency_growth": "that latency grows as nodes^growth",
     "dp_hidden_share": "of the last backward pass that hides the gradient reduction",
     "fsdp_hidden_share": "of compute that hides gathers and scatters",
     "overlap_contention": "hidden traffic that comes back as slower compute",

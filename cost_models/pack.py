@@ -16,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.stages import stage_split
-from cost_models.terms.compute import ATTENTION_CLASS, FORWARD, GEMM, OpShapes, Split, device_shapes, peak_flops_per_s
+from cost_models.terms.compute import ATTENTION_CLASS, FORWARD, GEMM, MEMORY, OpShapes, Split, device_shapes, peak_flops_per_s
 from cost_models.traits import PIPELINE_CUTS, Runtime, load_runtime
 from cost_models.types import RECOMPUTES, Cluster, FloatArray, IntArray, OpTable, PlanTable, Workload
 
 ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
 FULL, SELECTIVE = RECOMPUTES.index("full"), RECOMPUTES.index("selective")
 _TABLE_LIMIT = 1 << 22
+_UNFUSED_SOFTMAX_LAUNCHES = 4.0  # scale, mask, cast, softmax, cast back and their temporaries instead of one kernel
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -182,7 +183,9 @@ def pack(
     device = np.array([devices.index((x.device.family, x.device.name)) for x in clusters])
     keys = (w, c, plans.runtime, plans.tp_degree, plans.cp_degree, plans.ep_degree, plans.micro_batch, plans.sequence_parallel)
     first, cell_of_plan = distinct(*keys)
-    cells = _cells(workloads, clusters, runtimes, plans.take(first), w[first], c[first], device)
+    cells = _cells(
+        workloads=workloads, clusters=clusters, runtimes=runtimes, plans=plans.take(first), w=w[first], c=c[first], device=device
+    )
     layout_first, layout = distinct(cell_of_plan, plans.pp_degree, plans.virtual_stages, plans.recompute)
     layouts = _layouts(workloads, runtimes, cells, plans.take(layout_first), cell_of_plan[layout_first])
     ring_keys = (c, plans.runtime, plans.dp_replicate_degree, plans.dp_shard_degree, plans.tp_degree, plans.cp_degree, plans.ep_degree)
@@ -219,7 +222,7 @@ def _joined(workloads: Sequence[Workload]) -> tuple[OpTable, IntArray, IntArray,
 
 
 def _cells(
-    workloads: Sequence[Workload], clusters: Sequence[Cluster], runtimes: Sequence[Runtime], plans: PlanTable, w: IntArray, c: IntArray,
+    *, workloads: Sequence[Workload], clusters: Sequence[Cluster], runtimes: Sequence[Runtime], plans: PlanTable, w: IntArray, c: IntArray,
     device: IntArray,
 ) -> Cells:  # fmt: skip
     table, op_group, op_start, op_count = _joined(workloads)
@@ -236,17 +239,18 @@ def _cells(
     expert = (ops.kind == GEMM) & (ops.op_class != ATTENTION_CLASS) & (num_experts > 1) & (ops.batch == num_experts)
     shapes = device_shapes(
         ops, Split(samples=samples[cell], tp_degree=tp[cell], ep_degree=ep[cell], sequence_parallel=sequence[cell]),
-        expert=expert.astype(np.int64), **_rates(workloads, clusters, w, c, cell, _is_weight_product(ops) & (g["can_recompute"][unit] > 0)),
+        expert=expert.astype(np.int64), **_rates(workloads=workloads, clusters=clusters, w=w, c=c, cell=cell, can_be_low=_is_weight_product(ops) & (g["can_recompute"][unit] > 0)),
     )  # fmt: skip
     fused = np.array([r.memory_traffic_share for r in runtimes])[plans.runtime][cell]
     in_block = (shapes.flops == 0) & (g["can_recompute"][unit] > 0)
     kernels = ops.num_kernels * np.array([r.kernels_share for r in runtimes])[plans.runtime][cell]
     selective = np.array([r.selective_share if r.selective == "share" else 0.0 for r in runtimes])
     measured = np.array([x.measured_host_s_per_kernel or 0.0 for x in workloads])
+    kernels = kernels * _softmax_launches(workloads=workloads, runtimes=runtimes, plans=plans, w=w, ops=ops, cell=cell)
     pair = plans.runtime * (int(device.max()) + 1) + device[c]
     return Cells(
         shapes=dataclasses.replace(shapes, moved_bytes=shapes.moved_bytes * np.where(in_block, fused, 1.0)), op_pair=pair[cell],
-        op_unit=unit, op_phase=ops.phase, op_attention=(ops.op_class == ATTENTION_CLASS) & (ops.phase == FORWARD), 
+        op_unit=unit, op_phase=ops.phase, op_attention=(ops.op_class == ATTENTION_CLASS) & (ops.phase == FORWARD),
         num_units=len(unit_cell), unit_start=unit_start, unit_cell=unit_cell,
         **_launches(unit, ops, kernels, len(unit_cell)), selective_share=selective[plans.runtime][unit_cell], measured_host_s=measured[w][unit_cell],
         **_unit_sizes(g, tp[unit_cell], ep[unit_cell], samples[unit_cell]), workload=w, cluster=c, pair=pair,
@@ -255,8 +259,22 @@ def _cells(
     )  # fmt: skip
 
 
+def _softmax_launches(
+    *, workloads: Sequence[Workload], runtimes: Sequence[Runtime], plans: PlanTable, w: IntArray, ops: OpTable, cell: IntArray
+) -> FloatArray:  # fmt: skip
+    """Factor on the launches of unfused softmax where the runtime's fused kernel refuses the shape and single operators run.
+
+    Megatron-LM's FusedScaleMaskSoftmax.is_kernel_available: heads x samples of a device must be a multiple of 4.
+    """
+    multiple = np.array([r.fused_softmax_multiple for r in runtimes])[plans.runtime]
+    heads = np.array([float(x.num_heads) for x in workloads])[w] * plans.micro_batch / plans.tp_degree
+    refused = (multiple > 0) & (heads % np.maximum(multiple, 1.0) > 0)
+    softmax = (ops.kind == MEMORY) & (ops.op_class == ATTENTION_CLASS)
+    return np.where(softmax & refused[cell], _UNFUSED_SOFTMAX_LAUNCHES, 1.0)
+
+
 def _is_weight_product(ops: OpTable) -> BoolArray:
-    return (ops.kind == GEMM) & (ops.op_class != ATTENTION_CLASS)
+    return np.asarray((ops.kind == GEMM) & (ops.op_class != ATTENTION_CLASS))
 
 
 def _launches(unit: IntArray, ops: OpTable, kernels: FloatArray, num_units: int) -> dict[str, FloatArray]:
@@ -269,7 +287,7 @@ def _launches(unit: IntArray, ops: OpTable, kernels: FloatArray, num_units: int)
 
 
 def _rates(
-    workloads: Sequence[Workload], clusters: Sequence[Cluster], w: IntArray, c: IntArray, cell: IntArray, can_be_low: BoolArray
+    *, workloads: Sequence[Workload], clusters: Sequence[Cluster], w: IntArray, c: IntArray, cell: IntArray, can_be_low: BoolArray
 ) -> dict[str, Any]:  # fmt: skip
     """Peak rates per operator. Low precision is for weight products of repeated blocks: attention and head stay in 16 bits."""
     low = np.array([x.compute_dtype in ("fp8", "fp4") for x in workloads])

@@ -97,12 +97,13 @@ def _balanced(workload: Workload, pieces: list[tuple[int, bool]], num_stages: in
     stage_of_unit = np.zeros(len(cost), dtype=np.int64)
     for start in _fill(cumulative, high, num_stages)[1:]:
         stage_of_unit[start:] += 1
-    return stage_of_unit[unit]  # type: ignore[no-any-return]
+    return stage_of_unit[unit]
 
 
 def _fill(cumulative: FloatArray, limit: float, num_stages: int) -> list[int]:
     """First unit of each stage when stages take units up to the limit but leave one for every later stage."""
-    starts, position, num_units = [], 0, len(cumulative) - 1
+    starts: list[int] = []
+    position, num_units = 0, len(cumulative) - 1
     while position < num_units and len(starts) <= num_stages:
         starts.append(position)
         end = int(np.searchsorted(cumulative, cumulative[position] + limit * (1 + 1e-12), side="right")) - 1

@@ -39,6 +39,7 @@ class Runtime:
     accumulate_bytes_per_param: float = 0.0  # traffic per micro-batch of adding into an fp32 gradient buffer
     memory_traffic_share: float = 1.0  # of the eager traffic of memory-bound operators left by fused or compiled kernels
     kernels_share: float = 1.0  # of the eager launches left by fused or compiled kernels
+    fused_softmax_multiple: float = 0.0  # unfused attention's softmax kernel needs heads x samples on a device to be a multiple of this
     selective: str = "attention"  # selective recomputation re-runs "attention", or a "share" of the forward pass
     selective_share: float = 0.28  # of the forward pass, for "share"
     pipeline_cut: str = "even"  # how layers go to stages: one of PIPELINE_CUTS

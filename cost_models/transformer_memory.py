@@ -96,8 +96,14 @@ def loss_bytes(vocab_size: float, seq_len: float, traits: MemoryTraits, *, fused
 
     torch's cross-entropy on fp32 logits holds 12 bytes per logit (16-bit logits, fp32 copy, log-softmax and its gradient), in place 8,
     Megatron's vocabulary-parallel loss 6; a compiled or chunked loss less.
+
+    Args:
+        vocab_size: logits per token.
+        seq_len: tokens per sample.
+        traits: of the runtime.
+        fused: the model is compiled; makes a difference where the runtime compiles the loss with it.
     """
-    return vocab_size * seq_len * (traits.fused_logit_bytes if fused else traits.logit_bytes)
+    return vocab_size * seq_len * (traits.fused_logit_bytes if fused and traits.compiles_loss else traits.logit_bytes)
 
 
 def embedding_saved_bytes(shape: BlockShape) -> float:

@@ -127,6 +127,7 @@ class Workload:
     tied_params: float = 0.0  # parameters shared by the first and the last stage of a pipeline
     logits_bytes: float = 0.0  # logits and loss temporaries alive at once, per sample
     input_bytes: float = 0.0  # host-to-device copy per sample
+    resident_bytes: float = 0.0  # on every rank whatever the plan: buffers, models that are never trained (EMA, teacher, frozen tower)
     model_flops: float = 0.0  # forward + backward of one sample, without recomputation: for MFU
     can_tensor_parallel: bool = False
     can_pipeline: bool = False

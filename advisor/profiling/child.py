@@ -35,7 +35,10 @@ class Request:
     way: str = "fake"  # fake, real (the same recorder on real CPU tensors) or live
     batch_size: int | None = None
     launcher_environment: bool = False
-    num_live_steps: int = 3
+    warm_up_steps: int = 1
+    timed_steps: int = 1
+    updates_per_step: int = 1  # optimizer steps in a training step; 0: updated by hand
+    backward_per_step: int = 1
     warnings: list[str] = field(default_factory=list)
 
 

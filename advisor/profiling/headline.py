@@ -48,7 +48,7 @@ def fields(step: Step) -> dict[str, Any]:
     return {
         "batch_size": step.batch_size or batch, "seq_len": seq, "input_shapes": call.input_shapes if call is not None else [],
         "input_bytes": sum(num_bytes(t) for t in inputs), "accumulation": step.watcher.micro_batch + 1 if step.watcher.stepped else 1,
-        "logits_shape": logits, "vocab_size": logits[1] if seq and len(logits) >= 2 else 0, "num_heads": heads, "num_kv_heads": kv_heads,
+        "logits_shape": logits, "vocab_size": logits[1] if seq and len(logits) >= 2 and 2 * logits[0] >= batch * seq else 0, "num_heads": heads, "num_kv_heads": kv_heads,
         "param_dtype": dtypes.most_common(1)[0][0] if dtypes else "fp32", **_optimizer(step),
     }  # fmt: skip
 
@@ -58,23 +58,19 @@ def batch_and_sequence(step: Step, call: RootCall | None) -> tuple[int, int]:
     inputs = [t for t in call.inputs if t.dim()] if call is not None else []
     if not inputs or call is None:
         return 1, 0
-    tokens = next((t for t in inputs if not t.dtype.is_floating_point and t.dim() == 2 and t.dtype != torch.bool), None)
+    tokens = next((t for t in inputs if not t.dtype.is_floating_point and t.dim() == 2 and _is_embedded(step, t)), None)
     first = inputs[0]
     if tokens is not None and first.dim() <= 2:
         batch, seq = int(tokens.shape[0]), int(tokens.shape[1])
         recurrent = [m for m in step.model.modules.values() if isinstance(m, torch.nn.RNNBase)]
         if recurrent and not recurrent[0].batch_first and _leads(step, recurrent[0], batch):
             batch, seq = seq, batch
-        elif len({t.shape[0] for t in inputs}) > 1 and call.outputs and call.outputs[0].dim() and call.outputs[0].shape[0] < batch:
-            return int(call.outputs[0].shape[0]), 0
-        elif not _is_embedded(step, tokens):
-            seq = 0
         return batch, seq
     sizes = {int(t.shape[0]) for t in inputs}
     outputs = [t for t in call.outputs if t.dim()]
     if len(sizes) > 1 and outputs and int(outputs[0].shape[0]) < int(first.shape[0]):
         return int(outputs[0].shape[0]), 0
-    return int(first.shape[0]), int(tokens.shape[1]) if tokens is not None and _is_embedded(step, tokens) else 0
+    return int(first.shape[0]), int(tokens.shape[1]) if tokens is not None else 0
 
 
 def _leads(step: Step, module: torch.nn.Module, size: int) -> bool:
@@ -85,7 +81,7 @@ def _leads(step: Step, module: torch.nn.Module, size: int) -> bool:
 def _is_embedded(step: Step, tokens: torch.Tensor) -> bool:
     """Whether these indices are looked up in an embedding as they are: then their second dimension is the sequence."""
     shape = list(tokens.shape)
-    return any(r.operator == "aten.embedding" and r.input_shapes[-1:] == [shape] for r in step.rows if r.phase in ("forward", "recompute"))
+    return any(r.operator.startswith("aten.embedding") and shape in r.input_shapes for r in step.rows if r.phase in ("forward", "recompute"))
 
 
 def _heads(step: Step) -> tuple[int, int]:

@@ -125,6 +125,13 @@ def _watch_updates(watcher: Watcher) -> None:
     autocast.__enter__ = enter
 
 
+def mark_updates(name: str) -> None:
+    """Put the clipping of gradients into a profiler range of this name."""
+    for place in (torch.nn.utils, torch.nn.utils.clip_grad):
+        for function in ("clip_grad_norm_", "clip_grad_value_"):
+            setattr(place, function, torch.profiler.record_function(name)(getattr(place, function)))
+
+
 def _update_part(watcher: Watcher, plain: Callable[..., Any], fact: str = "") -> Callable[..., Any]:
     @functools.wraps(plain)
     def part(*args: Any, **kwargs: Any) -> Any:
@@ -194,8 +201,10 @@ def _recurrent(recorder: Recorder, name: str, plain: Callable[..., Any]) -> Call
         positions = data.numel() // max(data.shape[-1], 1)
         matrices = [t for t in weights if t.dim() == 2]
         steps = data.shape[1] if isinstance(args[-1], bool) and args[-1] and data.dim() == 3 else data.shape[0]
+        # What the GPU's kernel reserves for backward, which the CPU's hides: gates (and an LSTM's cell) of every position and layer.
+        kept = positions * sum(t.shape[0] + (t.shape[1] if name == "lstm" else 0) for t in matrices[1::2]) * data.element_size()
         with recorder.folded(f"aten.{name}", [data, *matrices], flops_of_call=2 * positions * sum(t.numel() for t in matrices),
-                             num_kernels=len(matrices) * int(steps)):  # fmt: skip
+                             num_kernels=len(matrices) * int(steps), kept_bytes=kept):  # fmt: skip
             return plain(data, *args)
 
     return call

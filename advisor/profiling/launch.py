@@ -12,12 +12,13 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from advisor.errors import ScriptError
+from advisor.profiling.events import Event, MeasuredCall, calls_of
 from advisor.profiling.schema import StepProfile, load_profile
 from advisor.profiling.source import Source, missing_modules
 
@@ -34,6 +35,18 @@ class ChildFailure:
     tail: str
     details: str = ""
     host_model_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What a live run found."""
+
+    device: str
+    step_time_s: float
+    idle_s: float
+    peak_memory_bytes: int | None
+    on_device: bool  # seconds are those of a GPU's kernels
+    calls: list[MeasuredCall]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,27 +69,63 @@ def run_child(job: Job, way: str, **extra: Any) -> StepProfile | ChildFailure:
 
     Args:
         job: what is run.
-        way: "fake", "real" or "live".
+        way: "fake" or "real".
         extra: further fields of the child's request.
     """
+    with _working_folder() as folder:
+        result = _run_in(folder, job, way, extra)
+        return load_profile(folder / "profile") if result is None else result
+
+
+def run_live(job: Job, profile: StepProfile, *, warm_up_steps: int, timed_steps: int) -> Measurement | ChildFailure:
+    """Run the script for real and measure a step of it.
+
+    Args:
+        job: what is run.
+        profile: the traced step, whose operators are looked for.
+        warm_up_steps: steps before the clock starts.
+        timed_steps: steps timed before one is profiled.
+    """
+    updates = profile.meta.num_optimizers if profile.meta.optimizer != "hand-written" else 0
+    with _working_folder() as folder:
+        failure = _run_in(folder, job, "live", {
+            "warm_up_steps": warm_up_steps, "timed_steps": timed_steps, "updates_per_step": updates, "backward_per_step": profile.meta.accumulation,
+            "launcher_environment": any(h["id"] == "already-distributed" for h in profile.meta.hazards),
+        })  # fmt: skip
+        return _read_measurement(folder, profile) if failure is None else failure
+
+
+def _read_measurement(folder: Path, profile: StepProfile) -> Measurement:
+    summary = json.loads((folder / "live.json").read_text(encoding="utf8"))
+    events = [Event.from_list(e) for e in json.loads((folder / "events.json").read_text(encoding="utf8"))]
+    calls = calls_of(events, summary["paths"], set(profile.operators["operator"]), on_device=summary["on_device"])
+    return Measurement(calls=calls, **{f: summary[f] for f in ("device", "step_time_s", "idle_s", "peak_memory_bytes", "on_device")})
+
+
+@contextlib.contextmanager
+def _working_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="advisor-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        request = {
-            "script": job.script, "path": str(job.source.path), "entry": job.source.entry, "form": job.source.form,
-            "declared": list(job.source.declared), "imports": list(job.source.imports), "facts": job.source.facts, "args": list(job.args),
-            "folder": str(folder), "way": way, "batch_size": job.batch_size, **extra,
-        }  # fmt: skip
-        (folder / "tmp").mkdir()
-        (folder / "request.json").write_text(json.dumps(request), encoding="utf8")
-        status, tail = _run(job, folder, way)
-        if status is None:
-            return _timed_out(job, tail)
-        if (folder / "profile" / "meta.json").is_file():
-            return load_profile(folder / "profile")
-        failure = folder / "failure.json"
-        if failure.is_file():
-            return ChildFailure(tail=tail, **json.loads(failure.read_text(encoding="utf8")))
-        return _died(job, status, tail)
+        (Path(name) / "tmp").mkdir()
+        yield Path(name)
+
+
+def _run_in(folder: Path, job: Job, way: str, extra: dict[str, Any]) -> ChildFailure | None:
+    """Run the child; None when it left what was asked for."""
+    request = {
+        "script": job.script, "path": str(job.source.path), "entry": job.source.entry, "form": job.source.form,
+        "declared": list(job.source.declared), "imports": list(job.source.imports), "facts": job.source.facts, "args": list(job.args),
+        "folder": str(folder), "way": way, "batch_size": job.batch_size, **extra,
+    }  # fmt: skip
+    (folder / "request.json").write_text(json.dumps(request), encoding="utf8")
+    status, tail = _run(job, folder, way)
+    if status is None:
+        return _timed_out(job, tail)
+    if (folder / "profile" / "meta.json").is_file() or (folder / "live.json").is_file():
+        return None
+    failure = folder / "failure.json"
+    if failure.is_file():
+        return ChildFailure(tail=tail, **json.loads(failure.read_text(encoding="utf8")))
+    return _died(job, status, tail)
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -168,6 +217,3 @@ def import_error(job: Job, failure: ChildFailure) -> ScriptError:
     verb = "is" if len(missing) == 1 else "are"
     return ScriptError(f"{job.script} imports {named}, which {verb} not installed here.",
                        hint="Install what is missing in the Python that runs the advisor, or run the advisor from the folder where it lies.")  # fmt: skip
-
-
-Progress = Callable[[str], None]

@@ -161,7 +161,7 @@ class Recorder(TorchDispatchMode):
         is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
         mutates = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
         multi = full.startswith(("aten._foreach_", "aten._fused_", "aten._amp_foreach_"))
-        made = _Operator(full, not is_view and full not in _NOT_WORK and namespace != "prim", mutates, multi,
+        made = _Operator(full, not is_view and full not in _NOT_WORK and namespace not in ("prim", "profiler"), mutates, multi,
                          any(a in name for a in _ATTENTION))  # fmt: skip
         self._operators[func] = made
         return made
@@ -224,8 +224,9 @@ class Recorder(TorchDispatchMode):
             number = current._sequence_nr()
             row.forward = self.rows_of_node.get(number)
             row.module = row.forward.module if row.forward is not None else self.module_of_node.get(number)
-            if isinstance(current, torch.autograd.function.BackwardCFunction) and not type(current).__module__.startswith(("torch.", "advisor.")):
-                name = type(current).__name__.removesuffix("Backward")
+            written_by = getattr(type(current), "_forward_cls", None)
+            if written_by is not None and not written_by.__module__.startswith(("torch.", "advisor.")):
+                name = written_by.__name__
                 self.custom_functions[name] = self.custom_functions.get(name, 0) + 1
                 row.forward = None if row.flops else row.forward
             if current.name() == "torch::autograd::AccumulateGrad":
@@ -254,7 +255,8 @@ class Recorder(TorchDispatchMode):
         self.saved_of_node[key] = self.saved_of_node.get(key, 0) + tensor.untyped_storage().nbytes()
 
     @contextlib.contextmanager
-    def folded(self, operator: str, inputs: list[torch.Tensor], *, causal: bool = False, flops_of_call: int = 0, num_kernels: int = 0) -> Iterator[None]:
+    def folded(self, operator: str, inputs: list[torch.Tensor], *, causal: bool = False, flops_of_call: int = 0, num_kernels: int = 0,
+               kept_bytes: int = 0) -> Iterator[None]:  # fmt: skip
         """Everything called inside becomes one row, unless it is one fused attention call already."""
         start, first_node = len(self.rows), torch._C._autograd._get_sequence_nr()
         self._fold_depth += 1
@@ -270,6 +272,7 @@ class Recorder(TorchDispatchMode):
         row.flops = flops_of_call or sum(r.flops for r in inside)
         row.read_bytes, row.written_bytes = sum(map(num_bytes, inputs)), last.written_bytes
         row.causal, row.device, row.num_kernels = int(causal), last.device, num_kernels or sum(r.num_kernels for r in inside)
+        row.saved_bytes = kept_bytes if torch.is_grad_enabled() else 0
         row.weight = next((r.weight for r in inside if r.weight is not None), None)
         self.rows[start:] = [row]
         for node in range(first_node, torch._C._autograd._get_sequence_nr()):

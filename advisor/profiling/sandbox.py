@@ -79,11 +79,12 @@ def _only_inside(private: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def quiet_torch(asked_workers: list[int]) -> None:
+def quiet_torch(asked_workers: list[int], *, keeps_workers: bool = False) -> None:
     """Loaders load in this process, checkpoints aren't written, nothing is compiled.
 
     Args:
         asked_workers: gets `num_workers` of every loader.
+        keeps_workers: leave the loaders as they are.
     """
     import torch
     from torch.utils.data import DataLoader
@@ -102,7 +103,8 @@ def quiet_torch(asked_workers: list[int]) -> None:
             kwargs.pop(name, None)
         plain_init(self, *positional, **kwargs)
 
-    loader.__init__ = init
+    if not keeps_workers:
+        loader.__init__ = init
     any_torch: Any = torch
     any_torch.save = lambda *_, **__: None
     any_torch.compile = lambda model=None, **_: (lambda fn: fn) if model is None else model

@@ -143,11 +143,11 @@ class Watcher:
             if self.micro_batch >= MAX_MICRO_BATCHES:
                 raise Stop
         if id(module) not in self.roots or (has_grad and not self.roots[id(module)].has_grad):
-            self.roots[id(module)] = RootCall(module, tensors, [list(t.shape) for t in tensors], signature(tensors), has_grad=has_grad)
-            self._note_parameters(module)
+            self._note_root(module, tensors)
         self.stage = "forward"
 
-    def _note_parameters(self, module: torch.nn.Module) -> None:
+    def _note_root(self, module: torch.nn.Module, tensors: list[torch.Tensor]) -> None:
+        self.roots[id(module)] = RootCall(module, tensors, [list(t.shape) for t in tensors], signature(tensors), has_grad=torch.is_grad_enabled())
         for p in module.parameters():
             self.parameters[id(p)] = p
             if self.recorder is not None:

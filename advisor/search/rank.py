@@ -64,7 +64,7 @@ def search(request: Request, *, num_candidates: int = 10) -> SearchResult:
     prices = cost_models.estimate(request.workload, request.cluster, plans, request.calibration)
     fits = prices.high_memory_bytes <= request.available_bytes
     order = _order(plans, prices, fits, request.objective)
-    chosen = _distinct(plans, order, num_candidates)
+    chosen = _distinct(plans, order, num_candidates, objective=request.objective)
     candidates = tuple(_candidate(plans, prices, i) for i in chosen)
     if candidates:
         best = candidates[0]
@@ -120,16 +120,23 @@ def _order(plans: PlanTable, prices: Estimates, fits: IntArray, objective: str) 
     return index[np.concatenate([[lead], order[order != lead]])]
 
 
-def _distinct(plans: PlanTable, order: IntArray, limit: int) -> list[int]:
-    """The best plan of each strategy: neighbours that differ in micro-batch, schedule or recomputation only are one strategy."""
-    key = np.stack([_families(plans), plans.tp_degree, plans.pp_degree, plans.offload, plans.zero_stage], axis=1)[order]
+def _distinct(plans: PlanTable, order: IntArray, limit: int, *, objective: str) -> list[int]:
+    """The best plans of different strategies, in order.
+
+    Neighbours that differ in micro-batch, schedule or recomputation only are one strategy; a family shows two at most. Offloading only
+    ever buys memory, so where a family fits without it, it is shown without (unless memory is what is asked for).
+    """
+    families = _families(plans)
+    if objective != "memory":
+        roomy = np.unique(families[order[plans.offload[order] == 0]])
+        order = order[(plans.offload[order] == 0) | ~np.isin(families[order], roomy)]
+    key = np.stack([families, plans.tp_degree, plans.pp_degree, plans.offload, plans.zero_stage], axis=1)[order]
     _, first = np.unique(key, axis=0, return_index=True)
     chosen = [int(i) for i in order[np.sort(first)]]
-    families = _families(plans)[chosen]
-    _, leads = np.unique(families, return_index=True)  # the best of each family is always shown
-    places = set(leads.tolist())
-    places |= set([k for k in range(len(chosen)) if k not in places][: max(0, limit - len(places))])
-    return [chosen[k] for k in sorted(places)] if limit > 1 else chosen[:limit]
+    rank_in_family = [sum(families[j] == families[i] for j in chosen[:k]) for k, i in enumerate(chosen)]
+    leads = [k for k, rank in enumerate(rank_in_family) if rank == 0]  # the best of each family is always shown
+    seconds = [k for k, rank in enumerate(rank_in_family) if rank == 1][: max(0, limit - len(leads))]
+    return [chosen[k] for k in sorted({*leads, *seconds})] if limit > 1 else chosen[:limit]
 
 
 def _candidate(plans: PlanTable, prices: Estimates, i: int) -> Candidate:

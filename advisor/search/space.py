@@ -13,7 +13,8 @@ import numpy as np
 
 from cost_models.types import RECOMPUTES, SCHEDULES, Cluster, IntArray, PlanTable, Workload
 
-RUNTIMES = ("ddp", "deepspeed", "fsdp2", "torchtitan", "megatron")
+#: Engines as cost models know them. All run the script's own kernels: plans must differ by what they communicate and keep, not by a framework.
+RUNTIMES = ("torch-ddp", "deepspeed-zero", "fsdp2", "torch-tp")
 _NONE, _GPIPE, _ONE_F_ONE_B, _INTERLEAVED = (SCHEDULES.index(name) for name in ("none", "gpipe", "1f1b", "interleaved"))
 
 
@@ -104,10 +105,10 @@ def _block(workload: Workload, cluster: Cluster, space: Space, *, tp: int, pp: i
 
 
 def _runtime(zero: IntArray, *, tp: int, pp: int) -> IntArray:
-    """Who would run it: DDP, DeepSpeed for ZeRO-1 and 2, FSDP2; with tensor or pipeline degrees Megatron for ZeRO-1, else torch's own."""
+    """Who would run it: DDP, DeepSpeed for ZeRO-1 and 2, FSDP2; torch's own parallelism for everything with tensors or stages."""
     if tp > 1 or pp > 1:
-        return np.where(zero == 1, RUNTIMES.index("megatron"), RUNTIMES.index("torchtitan")).astype(np.int64)
-    codes = np.array([RUNTIMES.index(name) for name in ("ddp", "deepspeed", "deepspeed", "fsdp2")], np.int64)
+        return np.full(len(zero), RUNTIMES.index("torch-tp"), np.int64)
+    codes = np.array([RUNTIMES.index(name) for name in ("torch-ddp", "deepspeed-zero", "deepspeed-zero", "fsdp2")], np.int64)
     return codes[zero]
 
 

@@ -112,7 +112,8 @@ def _place_parameters(tree: Tree, drafts: list[_Draft], homes: dict[str, tuple[i
             if op.weight in tree.parameter_by_name:
                 users.setdefault(tree.parameter_by_name[op.weight].name, draft)
     for p in tree.parameters:
-        if p.module in homes:
+        called = tree.modules[p.module].num_calls > 0 or p.name not in users
+        if p.module in homes and called:
             drafts[homes[p.module][0] + offset].parameters.append(p)
         else:
             draft = users.get(p.name) or next((d for d in drafts if not d.segment.is_run), drafts[-1])

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import math
+
 from advisor.workload.groups import is_expert
 from advisor.workload.layout import Layout
 from advisor.workload.pricing import attention_sides
+from cost_models.catalogue import gpu_for_device_name
 
 
 def num_heads(layout: Layout) -> tuple[int, int]:
-    """(query heads, key-value heads) of the main blocks; (0, 0) without attention.
+    """(query heads, key-value heads) that a tensor-parallel degree must divide, over all blocks; (0, 0) without attention.
 
     Models that repeat keys before attention show them by the width of the key projection.
     """
     meta = layout.profile.meta
-    part, split = layout.parts[layout.main], layout.splits[layout.main]
-    for local in part.ops:
-        sides = attention_sides(local.op) if local.op.op_class == "attention" and local.op.phase == "forward" else None
-        if sides is None:
-            continue
-        heads, kv_heads, head_size = sides[0][1], sides[1][1], sides[0][3]
-        if heads == meta.num_heads and kv_heads == heads and meta.num_kv_heads:
-            kv_heads = meta.num_kv_heads
-        elif kv_heads == heads and split.pairs and len(split.pairs[0].columns) == 3:
-            widths = [p.n for p in layout.products[layout.main].values() if p.weight in split.pairs[0].columns and p.role == "forward"]
-            kv_heads = int(min(widths) // head_size)
-        return heads, kv_heads if heads % max(kv_heads, 1) == 0 else heads
-    return meta.num_heads, meta.num_kv_heads or meta.num_heads
+    found: list[tuple[int, int]] = []
+    for i, part in enumerate(layout.parts):
+        for local in part.ops if part.segment.is_blocks else ():
+            sides = attention_sides(local.op) if local.op.op_class == "attention" and local.op.phase == "forward" else None
+            if sides is not None:
+                found.append(_heads_of(layout, i, heads=sides[0][1], kv_heads=sides[1][1], head_size=sides[0][3]))
+    if not found:
+        return meta.num_heads, meta.num_kv_heads or meta.num_heads
+    return math.gcd(*(h for h, _ in found)), math.gcd(*(k for _, k in found))
+
+
+def _heads_of(layout: Layout, i: int, *, heads: int, kv_heads: int, head_size: int) -> tuple[int, int]:
+    meta, split = layout.profile.meta, layout.splits[i]
+    if heads == meta.num_heads and kv_heads == heads and meta.num_kv_heads:
+        kv_heads = meta.num_kv_heads
+    elif kv_heads == heads and split.pairs and len(split.pairs[0].columns) == 3:
+        widths = [p.n for p in layout.products[i].values() if p.weight in split.pairs[0].columns and p.role == "forward"]
+        kv_heads = max(int(min(widths) // head_size), 1)
+    return heads, kv_heads if heads % max(kv_heads, 1) == 0 else heads
 
 
 def hidden_size(layout: Layout) -> float:
@@ -45,7 +54,8 @@ def num_experts(layout: Layout) -> tuple[int, int]:
         parts = p.name.split(".")
         following = parts[parts.index("experts") + 1]
         experts = max(experts, int(following) + 1 if following.isdigit() else p.shape[0] if len(p.shape) == 3 else 0)
-    active = next((o.op.outputs[0][-1] for o in part.ops if o.op.name == "topk" and o.op.outputs and o.op.outputs[0]), 0)
+    chosen = [o.op.outputs[0][-1] for o in part.ops if o.op.name == "topk" and o.op.outputs and o.op.outputs[0]]
+    active = chosen[-1] if chosen else 0  # the last choice; one among groups of experts comes before it
     return experts, min(active, experts)
 
 
@@ -76,3 +86,12 @@ def measured_on_gpu(layout: Layout) -> bool:
     """Whether the profile's seconds come from a device that plans can be anchored on."""
     meta = layout.profile.meta
     return meta.source == "measured" and bool(meta.device) and "cpu" not in meta.device.lower()
+
+
+def device_name(layout: Layout) -> str:
+    """Catalogue name of the device that was measured; as the driver says it where the catalogue lacks it."""
+    device = layout.profile.meta.device
+    try:
+        return gpu_for_device_name(device)
+    except ValueError:
+        return device

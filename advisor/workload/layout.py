@@ -13,6 +13,7 @@ from advisor.workload.records import Parameter, Shape, Tree, read_tree
 from advisor.workload.saved import is_logit_sized
 from advisor.workload.tensor_parallel import BlockSplit, split_block
 
+NO_MODULES = "the profile names no modules and parameters (it was read from a trace)"
 #: A table or head with at least this many rows is worth dividing by vocabulary.
 _MIN_VOCAB = 1024
 
@@ -46,14 +47,17 @@ def find_layout(profile: StepProfile) -> Layout:
     tree = Tree(ops=with_fused_dropout(tree.ops), modules=tree.modules, parameters=tree.parameters)
     parts = find_parts(tree)
     products = tuple(find_products(p.ops) for p in parts)
-    splits = [split_block(p, q, tree, _width(p, tree)) if p.segment.is_run else BlockSplit() for p, q in zip(parts, products, strict=True)]
+    splits = [
+        split_block(p, q, tree, _width(p, tree)) if p.segment.is_run or p.segment.is_blocks else BlockSplit()
+        for p, q in zip(parts, products, strict=True)
+    ]
     reason = _tp_reason(parts, splits, tree)
     if reason:
         splits = [BlockSplit(reason=s.reason) for s in splits]
     else:
         logits = tuple(profile.meta.logits_shape)
         splits = [s if s.active else _vocab_split(p, q, tree, logits) for s, p, q in zip(splits, parts, products, strict=True)]
-    cuts = find_cuts(parts, tree)
+    cuts = find_cuts(parts, tree) if tree.parameters else Cuts(reason=NO_MODULES)
     return Layout(profile=profile, tree=tree, parts=parts, products=products, splits=tuple(splits), cuts=cuts, tp_reason=reason)
 
 
@@ -64,6 +68,8 @@ def _width(part: Part, tree: Tree) -> float:
 
 def _tp_reason(parts: tuple[Part, ...], splits: list[BlockSplit], tree: Tree) -> str:
     """Why the model as a whole can't be divided by tensor parallelism; "" if its runs of blocks can."""
+    if not tree.parameters:
+        return NO_MODULES
     flops = [sum(o.op.flops * o.share for o in p.ops) * p.num_repeats for p in parts]
     by_class: dict[str, float] = {}
     for p in parts:
@@ -83,7 +89,7 @@ def _tp_reason(parts: tuple[Part, ...], splits: list[BlockSplit], tree: Tree) ->
     if not runs:
         return "no repeated blocks of linear layers"
     split_flops = sum(flops[i] for i in runs if splits[i].active)
-    if split_flops < 0.5 * sum(flops[i] for i in runs):
+    if split_flops == 0 or split_flops < 0.5 * sum(flops[i] for i in runs):
         return splits[max(runs, key=lambda i: flops[i])].reason or "its blocks form no column-row pairs"
     return ""
 

@@ -166,12 +166,12 @@ def attention_sides(op: Op) -> tuple[Shape, Shape] | None:
     """
     four = [s for s in op.inputs if len(s) == 4]
     out = [s for s in op.outputs if len(s) == 4]
-    if not out or len(four) < 2:
+    if len(four) < 2:
         return None
     if op.phase == "backward":
-        query, key = (out[0], out[1]) if len(out) > 1 else (four[1], four[2])
+        query, key = (out[0], out[1]) if len(out) > 1 else (four[1], four[2]) if len(four) > 2 else (four[0], four[1])
     else:
-        at = next((i for i, s in enumerate(four) if s[:3] == out[0][:3] and i + 1 < len(four) and s[3] == four[i + 1][3]), 0)
+        at = next((i for i, s in enumerate(four[:-1]) if out and s[:3] == out[0][:3] and s[3] == four[i + 1][3]), 0)
         query, key = four[at], four[at + 1]
     if op.name.startswith("_flash_attention"):  # heads come after positions
         query, key = ((s[0], s[2], s[1], s[3]) for s in (query, key))
@@ -186,7 +186,8 @@ def _attention(local: LocalOp, pricing: Pricing) -> list[Entry]:
     square = query[2] == key[2]
     masked = pricing.masks_are_causal and any(len(s) == 4 and s[1] == 1 and s[2:] == (query[2], key[2]) for s in local.op.inputs)
     share = 0.5 if square and (local.op.causal or masked) else 1.0
-    return [Entry(kind="attention", m=query[2], n=key[2], k=query[3], batch=query[0] * query[1] / pricing.batch_size, batch_dim="batch",
+    value = next((s for s in local.op.inputs[::-1] if s[:3] == key[:3] and len(s) == 4), key)
+    return [Entry(kind="attention", m=query[2], n=key[2], k=(query[3] + value[3]) / 2, batch=query[0] * query[1] / pricing.batch_size, batch_dim="batch",
                   work_share=share, is_causal=share < 1)]  # fmt: skip
 
 

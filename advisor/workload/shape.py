@@ -39,7 +39,7 @@ def shape_layout(layout: Layout, *, precision: str | None, optimizer: str | None
     trainable = [p for p in layout.tree.parameters if p.trainable]
     heads, kv_heads = facts.num_heads(layout)
     experts, active_experts = facts.num_experts(layout)
-    on_gpu = facts.measured_on_gpu(layout)
+    on_gpu = facts.measured_on_gpu(layout) and planned.compute_dtype == planned.traced_dtype
     is_image = bool(meta.input_shapes) and len(meta.input_shapes[0]) == 4 and meta.input_shapes[0][1] in _IMAGE_CHANNELS
     return Workload(
         name=meta.model_class or "model",
@@ -47,14 +47,15 @@ def shape_layout(layout: Layout, *, precision: str | None, optimizer: str | None
         num_params=sum(p.num_elements for p in layout.tree.parameters), num_trainable_params=sum(p.num_elements for p in trainable),
         optimizer=plan_optimizer(meta, optimizer, param_bytes=planned.param_bytes, num_tensors=len(trainable)),
         compute_dtype=planned.compute_dtype, param_bytes=planned.param_bytes, master_bytes=planned.master_bytes, grad_bytes=planned.grad_bytes,
-        tokens_per_sample=float(meta.seq_len or 1), sample_unit="tokens" if meta.seq_len else "images" if is_image else "samples",
+        tokens_per_sample=float(1 if is_image else meta.seq_len or 1),
+        sample_unit="images" if is_image else "tokens" if meta.seq_len else "samples",
         seq_len=float(meta.seq_len), hidden_size=facts.hidden_size(layout), num_heads=heads, num_kv_heads=kv_heads,
         vocab_size=float(meta.vocab_size), num_experts=experts, num_active_experts=active_experts, tied_params=facts.tied_params(layout),
         logits_bytes=num_elements(layout.logits) * BYTES_PER_LOGIT / pricing.batch_size if layout.logits else 0.0,
         input_bytes=meta.input_bytes / pricing.batch_size, model_flops=_model_flops(layout, pricing),
         can_tensor_parallel=not layout.tp_reason, can_pipeline=bool(layout.cuts.parts), traced_batch=pricing.batch_size,
         measured_step_s=meta.step_time_s / max(meta.accumulation, 1) if on_gpu and meta.step_time_s else None,
-        measured_device=meta.device if on_gpu else "", measured_host_s_per_kernel=facts.measured_host_s_per_kernel(layout),
+        measured_device=facts.device_name(layout) if on_gpu else "", measured_host_s_per_kernel=facts.measured_host_s_per_kernel(layout),
     )  # fmt: skip
 
 

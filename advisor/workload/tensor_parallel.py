@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from advisor.workload.assign import LocalOp, Part
-from advisor.workload.gemms import Product
+from advisor.workload.gemms import BATCHED_PRODUCTS, Product
 from advisor.workload.records import Tree, num_elements, parent
 
 #: Share of the block's weight products that must lie in pairs.
@@ -71,7 +71,7 @@ def split_block(part: Part, products: dict[int, Product], tree: Tree, width: flo
         return BlockSplit(reason="its blocks hold no linear layers")
     adapters = _adapters(uses)
     base = [u for u in uses if u.weight not in adapters]
-    attention = [o.op.call for o in part.ops if o.op.phase == "forward" and o.op.op_class == "attention"]
+    attention = [o.op.call for i, o in enumerate(part.ops) if o.op.phase == "forward" and _mixes_positions(o, products.get(i))]
     pairs = [p for p in _pairs(base, attention, width) if all(u.plain for u in (*p[0], *p[1]))]
     covered = sum(u.flops for p in pairs for u in (*p[0], *p[1]))
     if covered < _MIN_COVERAGE * sum(u.flops for u in base):
@@ -83,6 +83,11 @@ def split_block(part: Part, products: dict[int, Product], tree: Tree, width: flo
     rows = {re.sub(r"\d+", "*", u.weight) for p in pairs for u in p[1]}
     named = tuple(Pair(columns=tuple(u.weight for u in p[0]), rows=tuple(u.weight for u in p[1])) for p in pairs)
     return BlockSplit(active=True, pairs=named, sides=sides, tags=_tags(part, pairs, width), num_collectives=len(rows))
+
+
+def _mixes_positions(local: LocalOp, product: Product | None) -> bool:
+    """Attention: a fused kernel, or a batched product of two activations."""
+    return local.op.op_class == "attention" or (product is not None and not product.weight and local.op.name in BATCHED_PRODUCTS)
 
 
 def _uses(part: Part, products: dict[int, Product], tree: Tree) -> list[_Use]:
@@ -97,6 +102,7 @@ def _uses(part: Part, products: dict[int, Product], tree: Tree) -> list[_Use]:
         owner = tree.modules[parameter.module]
         plain = owner.class_name in _FUSED_ATTENTION_CLASSES or parent_class(tree, owner.path) in _FUSED_ATTENTION_CLASSES
         plain = plain or (owner.weight_layout in _PLAIN_LAYOUTS and local.op.module == owner.path)
+        plain = plain or (len(parameter.shape) == 3 and "experts" in parameter.name.split("."))  # a stack of experts' weights
         found[p.weight] = _Use(
             weight=p.weight, parameter=parameter.name, owner=owner.path, call=local.op.call, inputs=p.k, outputs=p.n, group=owner.input_group,
             plain=plain and p.weight not in transformed, flops=2.0 * p.m * p.n * p.k * p.batch,
@@ -128,7 +134,7 @@ def _pairs(uses: list[_Use], attention: list[int], width: float) -> list[tuple[l
     found: list[tuple[list[_Use], list[_Use]]] = []
     waiting: list[_Use] = []
     for u in uses:
-        if waiting and any(waiting[-1].call < a < u.call for a in attention):
+        if waiting and u.outputs == width and any(waiting[-1].call < a < u.call for a in attention):
             before, feeding = _feeding_attention(waiting, width)
             found += _chains(before)
             found.append((feeding, [u]))
@@ -154,8 +160,8 @@ def _chains(uses: list[_Use]) -> list[tuple[list[_Use], list[_Use]]]:
     found: list[tuple[list[_Use], list[_Use]]] = []
     pending: list[_Use] = []
     for u in uses:
-        if 8 * u.outputs <= u.inputs and u.outputs <= 1024:
-            continue  # a router or another narrow head
+        if _is_narrow(u):
+            continue
         shares = bool(pending) and u.inputs == pending[0].inputs and u.group == pending[0].group and u.group >= 0
         closes = bool(pending) and u.outputs == pending[0].inputs and u.inputs in _results(pending)
         if shares or (pending and not closes and u.inputs == pending[0].inputs):
@@ -168,13 +174,18 @@ def _chains(uses: list[_Use]) -> list[tuple[list[_Use], list[_Use]]]:
     return found
 
 
+def _is_narrow(u: _Use) -> bool:
+    """A router or another small head: not worth dividing."""
+    return 8 * u.outputs <= u.inputs and u.outputs <= 1024
+
+
 def _results(group: list[_Use]) -> set[float]:
     """Widths that the next weight may see: an output, or half of one whose gate is fused in."""
     return {u.outputs for u in group} | {u.outputs / 2 for u in group}
 
 
 def _why_not(uses: list[_Use], part: Part) -> str:
-    opaque = next((u for u in uses if not u.plain), None)
+    opaque = next((u for u in uses if not u.plain and not _is_narrow(u)), None)
     if opaque is not None:
         return f"{opaque.parameter} is not used as a plain linear layer's weight (custom function or transformed weight)"
     return f"the linear layers of {part.segment.name} form no column-row pairs"

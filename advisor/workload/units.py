@@ -51,7 +51,7 @@ class Segment:
 
 def find_segments(tree: Tree) -> list[Segment]:
     """Segments in execution order; every module with parameters or operators, except weightless glue, is in exactly one unit."""
-    units = [_unit(tree, path) for path in _unit_paths(tree, "")]
+    units = [_unit(tree, path) for path in _unit_paths(tree, "") if not _is_alias_only(tree, path)]
     last = max((op.call for op in tree.ops), default=0) + 1
     units.sort(key=lambda u: tree.first_call_below.get(u.path, last))
     segments: list[Segment] = []
@@ -62,7 +62,7 @@ def find_segments(tree: Tree) -> list[Segment]:
         period, repeats = _run_length(units, i)
         heavy = tree.forward_flops_below.get(units[i].path, 0.0) > _HEAVY_SHARE * total_flops
         if loose and (repeats > 1 or units[i].is_block or (heavy and _any_heavy(tree, loose, total_flops))):
-            segments.append(_loose_segment(loose))
+            segments.append(_loose_segment(tree, loose))
             loose = []
         if repeats > 1 or units[i].is_block:
             run = units[i : i + period * repeats]
@@ -70,7 +70,12 @@ def find_segments(tree: Tree) -> list[Segment]:
         else:
             loose.append(units[i])
         i += period * repeats
-    return [*segments, _loose_segment(loose)] if loose else segments
+    return [*segments, _loose_segment(tree, loose)] if loose else segments
+
+
+def _is_alias_only(tree: Tree, path: str) -> bool:
+    """Never called, and all it owns is used under another name (the shared table of an encoder-decoder)."""
+    return path not in tree.first_call_below and all(p.aliases for p in tree.params_below[path])
 
 
 def _any_heavy(tree: Tree, units: list[Unit], total_flops: float) -> bool:
@@ -135,7 +140,7 @@ def _unit(tree: Tree, path: str) -> Unit:
     flops = tree.forward_flops_below.get(path, 0.0)
     rounded = float(f"{flops:.1e}")
     key = (_pattern(path), module.class_name, module.num_calls, shapes, module.output_shape, rounded)
-    return Unit(path=path, is_block=_is_block(tree, path), key=key)
+    return Unit(path=path, is_block=bool(path) and _is_block(tree, path), key=key)
 
 
 def _pattern(path: str) -> str:
@@ -186,15 +191,15 @@ def _common_name(tree: Tree, paths: list[str]) -> str:
     if len(varying) == 1:
         at, above = varying[0], ".".join(columns[i][0] for i in range(varying[0]))
         siblings = [kid for kid in tree.children[above] if _pattern(kid) == _pattern(".".join(paths[0].split(".")[: at + 1]))]
-        first, last = columns[at][0], re.sub(r"^\D*", "", columns[at][-1])
-        if len(siblings) > len(paths) and int(last) - int(re.sub(r"^\D*", "", first)) == len(paths) - 1:
-            names[at] = f"{first}-{last}"
+        if len(siblings) > len(paths):
+            names[at] = columns[at][0] + "-" + re.sub(r"^\D*", "", columns[at][-1])
     return ".".join(names)
 
 
-def _loose_segment(units: list[Unit]) -> Segment:
+def _loose_segment(tree: Tree, units: list[Unit]) -> Segment:
     paths = [u.path or "(model)" for u in units]
-    if len(units) > 1 and (above := parent(paths[0])) and all(parent(path) == above for path in paths):
+    above = parent(paths[0])
+    if len(units) > 1 and above and set(paths) == {kid for kid in tree.children[above] if kid in tree.weighted}:
         paths = [above]
     name = " + ".join(paths) if len(paths) <= 3 else f"{paths[0]} .. {paths[-1]}"
     return Segment(name=name, repeats=(tuple(units),))

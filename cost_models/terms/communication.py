@@ -4,7 +4,7 @@
 
 An all-reduce is two passes. Over PCIe a ring shares host bridges and often copies through host memory: its own achieved share. A group of `ranks` devices `stride` apart has r = gpus_per_node / stride of them in each node. The groups
 of one node share its adapters, so a group gets r / gpus_per_node of their rate, falling as nodes^-decay. Latency grows with the
-nodes of the ring. Ignored: trees, rail topology, in-network reduction (an achieved share above 1 absorbs it), message-size curves.
+nodes of the ring, a little faster than in proportion. Ignored: trees, rail topology, in-network reduction (an achieved share above 1 absorbs it), message-size curves.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def ring(machine: Machine, constants: Mapping[str, FloatArray], ranks: FloatArra
     crosses = nodes > 1
     rate = np.where(crosses, np.minimum(inside, outside), inside)
     latency = constants["intra_latency_s"] + machine.intra_latency_s
-    latency = latency + np.where(crosses, (constants["inter_latency_s_per_node"] + machine.inter_latency_s) * nodes, 0.0)
+    latency = latency + np.where(crosses, (constants["inter_latency_s_per_node"] + machine.inter_latency_s) * nodes ** constants["inter_latency_growth"], 0.0)
     return Ring(latency_s=np.where(ranks > 1, latency, 0.0), s_per_byte=(ranks - 1) / ranks / rate)
 
 

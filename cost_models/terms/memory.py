@@ -174,7 +174,7 @@ def _raw(
     traits = [traits_of(name) for name in plans.runtime_names]
     job = StepJob(
         cells=make_cells(workload, plans, traits, rank=rank), num_params=workload.num_params, input_bytes=workload.input_bytes,
-        gpus_per_node=cluster.gpus_per_node, activation_scale=constants.activation_scale,
+        resident_bytes=workload.resident_bytes, gpus_per_node=cluster.gpus_per_node, activation_scale=constants.activation_scale,
     )  # fmt: skip
     degrees = (plans.dp_replicate_degree, plans.dp_shard_degree, plans.tp_degree, plans.cp_degree, plans.pp_degree)
     own = np.array([np.nan if t.reserved_factor is None else t.reserved_factor for t in traits])

@@ -20,7 +20,7 @@ _TRAIT_COLUMNS = (
 _STATE_COLUMNS = ("param_bytes", "grad_bytes", "master_bytes", "state_bytes", "sharded_grad_bytes", "compute_bytes")
 #: Columns of a cell: parameters on the rank before data-parallel sharding, bytes per sample, and the runtime's traits.
 CELL_COLUMNS = (
-    "params", "experts", "trainable", "trainable_experts", "kept", "again", "temporary", "logits", "boundary",
+    "params", "experts", "trainable", "trainable_experts", "kept", "again", "temporary", "freed", "logits", "boundary",
     "unit", "unit_trainable", "root", "stage", "is_first", *_STATE_COLUMNS, *_TRAIT_COLUMNS,
 )  # fmt: skip
 _KEY = ("pp_degree", "tp_degree", "cp_degree", "ep_degree", "sequence_parallel", "recompute", "runtime")
@@ -104,7 +104,7 @@ def _price(workload: Workload, keys: PlanTable, traits: Sequence[MemoryTraits], 
     columns = {
         "params": s["params_plain"] + s["params_tp"] / tp + experts, "experts": experts,
         "trainable": s["trainable_plain"] + s["trainable_tp"] / tp + trainable_experts, "trainable_experts": trainable_experts,
-        "kept": per_sample("kept"), "again": per_sample("again"), "temporary": per_sample("temporary"),
+        "kept": per_sample("kept"), "again": per_sample("again"), "temporary": per_sample("temporary"), "freed": per_sample("freed"),
         "logits": s["is_last"] * workload.logits_bytes / (cp * np.where(trait["vocab_parallel"] > 0, tp, 1.0)),
         "boundary": s["boundary"] / (cp * 1.0), "unit": unit, "unit_trainable": unit * s["unit_trained_share"],
         "root": s["root_plain"] + s["root_tp"] / tp, "is_first": s["is_first"],

@@ -9,11 +9,12 @@ import numpy as np
 from cost_models.stages import stage_split
 from cost_models.types import RECOMPUTES, FloatArray, LayerGroup, Workload
 
-#: Sums over the layers of a stage, before any division. "unit" is the largest layer that is gathered or recomputed as one.
+#: Sums over the layers of a stage, before any division. "unit" is the largest layer that is gathered as one; "again", "temporary" and
+#: "freed" belong to the layer at whose backward pass most is alive: made again, short-lived, and freed before by later layers.
 STAGE_COLUMNS = (
     "params_plain", "params_tp", "params_expert", "trainable_plain", "trainable_tp", "trainable_expert",
     "kept_inner", "kept_sequence", "kept_other", "again_inner", "again_sequence", "again_other",
-    "temporary_inner", "temporary_sequence", "temporary_other",
+    "temporary_inner", "temporary_sequence", "temporary_other", "freed_inner", "freed_sequence", "freed_other",
     "unit_plain", "unit_tp", "unit_expert", "unit_trained_share", "root_plain", "root_tp", "root_trainable",
     "boundary", "is_first", "is_last",
 )  # fmt: skip
@@ -42,7 +43,7 @@ def stage_repeats(workload: Workload, pp_degree: int, cut: str) -> FloatArray:
         return stage_split(workload, pp_degree, cut=cut).counts.astype(np.float64)
     size = len(workload.groups)
     pieces = [g for g, group in enumerate(workload.groups) for _ in range(group.num_repeats)]
-    weights = np.array([group.num_params for group in workload.groups])
+    weights = np.array([group.num_tp_params or group.num_params for group in workload.groups])  # norms cost nothing
     if not workload.groups[0].can_cut:
         weights[0] = 0.0
     if workload.tied_params:
@@ -115,21 +116,32 @@ def _sums(workload: Workload, repeats: FloatArray, recompute: str) -> FloatArray
             _add(row, "root", ("plain", "tp"), (params[0], params[1] + params[2]), times)
             row[_COLUMN["root_trainable"]] += group.num_trainable_params * times
         row[_COLUMN["boundary"]] = group.boundary_bytes or row[_COLUMN["boundary"]]
-    again = max(((_again(g, recompute), min(t, 1.0)) for g, t in held), key=lambda pair: sum(pair[0]) * pair[1], default=((0.0,), 0.0))
-    _add(row, "again", _SPLITS, again[0], again[1])
-    last = workload.groups[-1]
-    widest = [g for g, _ in held if not (g is last and workload.logits_bytes and not _is_unit(g))]  # the loss has its own moment
-    if widest:
-        group = max(widest, key=lambda g: g.temporary_bytes)
-        saved = _saved(group, "none")
-        total = sum(saved)
-        _add(row, "temporary", _SPLITS, tuple(v / total for v in saved) if total else (0.0, 0.0, 1.0), group.temporary_bytes)
+    _add_heaviest(row, workload, held, recompute)
     units = [g for g, _ in held if _is_unit(g)]
     if units:
         largest = max(units, key=lambda g: g.num_params)
         _add(row, "unit", _KINDS, _split_params(largest), 1.0)
         row[_COLUMN["unit_trained_share"]] = _trained_share(largest)
     return row
+
+
+def _add_heaviest(row: FloatArray, workload: Workload, held: list[tuple[LayerGroup, float]], recompute: str) -> None:
+    """The layer at whose backward pass most is alive. Backward runs from the last layer to the first, so what later ones kept is gone."""
+    last = workload.groups[-1]
+    freed, best, largest = np.zeros(3), None, -np.inf
+    for group, times in reversed(held):
+        again = np.array(_again(group, recompute)) * min(times, 1.0)
+        saved = np.array(_saved(group, "none"))
+        is_loss = group is last and workload.logits_bytes > 0 and not _is_unit(group)  # the loss has its own moment
+        shares = saved / saved.sum() if saved.sum() else np.array([0.0, 0.0, 1.0])
+        temporary = shares * (0.0 if is_loss else group.temporary_bytes)
+        alive = float((again + temporary - freed).sum())
+        if alive > largest:
+            largest, best = alive, (again, temporary, freed)
+        freed = freed + np.array(_saved(group, recompute)) * times
+    if best:
+        for prefix, values in zip(("again", "temporary", "freed"), best, strict=True):
+            _add(row, prefix, _SPLITS, tuple(values), 1.0)
 
 
 def _trained_share(group: LayerGroup) -> float:
@@ -158,10 +170,10 @@ def _place(sums: FloatArray, workload: Workload) -> None:
 
 def _undominated(sums: FloatArray) -> list[int]:
     """Stages that no earlier stage exceeds in everything; earlier ones also hold at least as many micro-batches."""
-    weights = np.concatenate([sums[mode] for mode in range(len(sums))], axis=1)  # (stages, all sums)
-    weights = np.delete(weights, [m * len(STAGE_COLUMNS) + _COLUMN["is_first"] for m in range(len(sums))], axis=1)
+    sign = np.array([-1.0 if name.startswith("freed") else float(name != "is_first") for name in STAGE_COLUMNS])
+    weights = np.concatenate(list(sums * sign), axis=1)  # (stages, all sums): more is fuller
     wanted: list[int] = []
     for stage, row in enumerate(weights):
-        if not any(np.all(weights[earlier] >= row * (1 - 1e-12)) for earlier in wanted):
+        if not any(np.all(weights[earlier] >= row - 1e-12 * np.abs(row)) for earlier in wanted):
             wanted.append(stage)
     return wanted

@@ -24,6 +24,7 @@ CHUNK = 8192
 _GPIPE, _INTERLEAVED = SCHEDULES.index("gpipe"), SCHEDULES.index("interleaved")
 _INPUT_COPIES = 2.0  # the batch in use and the next one
 _BUILD_BYTES = 4.0  # per parameter while a model is built on the host: fp32
+_HOST_BUFFERS = 1.5  # pinned copies beside offloaded states, as DeepSpeed's own estimator has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class StepJob:
     cells: Cells
     num_params: float
     input_bytes: float  # per sample
+    resident_bytes: float  # on every rank
     gpus_per_node: int
     activation_scale: float  # multiple of the saved bytes counted
 
@@ -95,13 +97,13 @@ def _stage(job: StepJob, plan: dict[str, IntArray], code: IntArray, candidate: i
     gathered16 = c["saves_gathered"] * c["compute_bytes"] * job.num_params
     built = c["builds_on_host"] * _BUILD_BYTES * job.num_params
     return step | {
-        "parameters": states["parameters"], "optimizer": states["optimizer"], "buckets": states["buckets"], "inputs": inputs,
-        "total": step["total"] + lasting + states["buckets"] + inputs,
+        "parameters": states["parameters"] + job.resident_bytes, "optimizer": states["optimizer"], "buckets": states["buckets"], "inputs": inputs,
+        "total": step["total"] + lasting + states["buckets"] + inputs,  # resident bytes are equal on all stages
         "held": np.where(_holds(plan, job.cells.held), whole * c["held_outputs"], 0.0) if job.cells.held else np.zeros(len(code)),
         "held_at_worst": whole * c["held_outputs"],
         "load": np.where(sharded, states["parameters"] + c["param_bytes"] * c["unit"], np.where(plan["offload"] > 0, 0.0, c["param_bytes"] * c["params"])),
         "save": lasting + np.where(sharded, np.maximum(gathered16, c["compute_bytes"] * c["unit"]), 0.0),
-        "host": np.maximum(built, states["offloaded"]) * job.gpus_per_node,
+        "host": np.where(plan["offload"] > 0, _HOST_BUFFERS * np.maximum(built, states["offloaded"]), built) * job.gpus_per_node,
     }  # fmt: skip
 
 
@@ -128,7 +130,7 @@ def _states(plan: dict[str, IntArray], c: Columns) -> Columns:
     optimizer = (c["master_bytes"] + c["state_bytes"] + np.where(zero >= 1, c["sharded_grad_bytes"], 0.0)) * own
     layer_grad = c["unit_grad_bytes"] * c["unit_trainable"]
     gathered = np.where(zero >= 3, c["compute_bytes"] * (c["gathered_units"] * c["unit"] + c["root"]), c["compute_bytes"] * c["params"])
-    casts = c["autocast_copies"] * np.maximum(c["param_bytes"] - c["compute_bytes"], 0.0) / 2 * c["params"]
+    casts = c["autocast_copies"] * (c["param_bytes"] > c["compute_bytes"]) * c["compute_bytes"] * c["params"]
     everything = offload & (c["offloads_parameters"] > 0) & (zero >= 2)
     buffers = np.where(data & (zero > 0), np.where(zero == 2, 2.0, 1.0) * np.minimum(c["comm_buffer_bytes"], 4.0 * c["trainable"]), 0.0)
     return {
@@ -148,19 +150,19 @@ def _fullest_moment(plan: dict[str, IntArray], c: Columns, states: Columns, acti
     micro, accumulates = plan["micro_batch"], plan["num_microbatches"] > 1
     copies = np.where(plan["schedule"] == _GPIPE, flight, 1.0) + np.where(accumulates, c["carried_logits_share"], 0.0)
     logits = micro * c["logits"] * copies
-    again, work = micro * c["again"], micro * c["temporary"]
+    again, work, freed = micro * c["again"], micro * c["temporary"], micro * c["freed"]
     all_gradients, gathered = states["gradients"], states["gathered"]
     gradients = np.where(accumulates | (c["keeps_gradients"] > 0), all_gradients, 0.0)
-    forward = gradients + activations + gathered + np.maximum(logits, again + work)  # the loss, or the heaviest layer's backward
+    forward = gradients + activations + gathered + np.maximum(logits, again + work - freed)  # the loss, or the heaviest layer's backward
     last, step = all_gradients + gathered + again + work, all_gradients + states["step"]
     total = np.maximum(np.maximum(forward, last), step)
     is_forward = forward >= total
     is_step = ~is_forward & (step >= total)
-    is_loss = is_forward & (logits > again + work)
+    is_loss = is_forward & (logits >= again + work - freed)
     in_backward = np.where(is_loss | is_step, 0.0, 1.0)
     now = np.where(is_forward, gradients, all_gradients)
     return {
-        "total": total, "gradients": now, "activations": np.where(is_forward, activations, 0.0), "recomputed": again * in_backward,
+        "total": total, "gradients": now, "activations": np.where(is_forward, activations - np.where(is_loss, 0.0, freed), 0.0), "recomputed": again * in_backward,
         "logits": np.where(is_loss, logits, 0.0), "gathered": np.where(is_step, 0.0, gathered),
         "temporaries": work * in_backward + np.where(is_step, states["step"], 0.0),
         "pooled": np.where((c["pools_gradients"] > 0) & (plan["zero_stage"] >= 2), all_gradients - now, 0.0),

@@ -7,11 +7,11 @@ import numpy as np
 from cost_models.types import FloatArray
 
 
-def optimizer_bytes_per_param(
-    state_bytes: FloatArray, master_bytes: FloatArray, param_bytes: FloatArray, grad_bytes: FloatArray
-) -> FloatArray:
-    """Device traffic per parameter that a rank updates: states and master copy read and written, weights written, gradients read twice (norm, step) and zeroed."""
-    return 2 * state_bytes + 2 * np.where(master_bytes > 0, master_bytes, param_bytes) + param_bytes + 3 * grad_bytes  # type: ignore[no-any-return]
+def optimizer_bytes_per_param(state_bytes: float, master_bytes: float, param_bytes: float, grad_bytes: float) -> float:
+    """Device traffic per updated parameter: states and master copy (or weights) read and written, weights written, gradients touched
+    three times (norm, step, zero).
+    """
+    return 2 * state_bytes + 2 * (master_bytes or param_bytes) + param_bytes + 3 * grad_bytes
 
 
 def optimizer_s(num_params: FloatArray, bytes_per_param: FloatArray, memory_bytes_per_s: FloatArray) -> FloatArray:
@@ -20,20 +20,25 @@ def optimizer_s(num_params: FloatArray, bytes_per_param: FloatArray, memory_byte
 
 
 def offload_s(
-    num_params: FloatArray, grad_bytes: FloatArray, param_bytes: FloatArray, state_bytes: FloatArray, host_bytes_per_s: FloatArray,
-    cpu_bytes_per_s: FloatArray,
+    num_params: FloatArray, *, copied_bytes: FloatArray, touched_bytes: FloatArray, host_bytes_per_s: FloatArray, cpu_bytes_per_s: FloatArray
 ) -> FloatArray:  # fmt: skip
     """States on the host: gradients go down, the CPU reads and writes states, weights come back; nothing of it overlaps.
 
-    Source: DeepSpeed ZeRO-Offload (Ren 2021), without delayed update. Ignored: NUMA, pinned-memory limits.
+    Source: ZeRO-Offload (Ren 2021), without delayed update. Ignored: NUMA, limits of pinned memory.
+
+    Args:
+        num_params: updated by one rank.
+        copied_bytes: per parameter, over the link between host and device.
+        touched_bytes: per parameter, read and written in host memory.
+        host_bytes_per_s: copy rate of one device.
+        cpu_bytes_per_s: rate of one device's share of the host.
     """
-    copies = num_params * (grad_bytes + param_bytes) / host_bytes_per_s
-    return copies + num_params * (2 * state_bytes + grad_bytes + param_bytes) / cpu_bytes_per_s
+    return num_params * (copied_bytes / host_bytes_per_s + touched_bytes / cpu_bytes_per_s)
 
 
 def straggler_share(num_nodes: FloatArray, per_doubling: FloatArray) -> FloatArray:
     """Share by which the slowest of many nodes delays the rest."""
-    return per_doubling * np.log2(np.maximum(num_nodes, 1.0))  # type: ignore[no-any-return]
+    return per_doubling * np.log2(np.maximum(num_nodes, 1.0))
 
 
 TERMS = (optimizer_s, offload_s, straggler_share)

@@ -20,7 +20,7 @@ FORWARD_BACKWARD_TRANSFERS = 2.0
 def blend(device_s: FloatArray, host_s: FloatArray) -> FloatArray:
     """Device and host work run side by side: a smooth maximum, (d^4 + h^4)^(1/4). At equality 19% above either."""
     device_squared, host_squared = device_s * device_s, host_s * host_s
-    return np.sqrt(np.sqrt(device_squared * device_squared + host_squared * host_squared))  # type: ignore[no-any-return]
+    return np.sqrt(np.sqrt(device_squared * device_squared + host_squared * host_squared))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,17 +47,16 @@ def slowest_rank(rank_s: FloatArray, rank_layout: IntArray, rank_start: IntArray
     return Slowest(rank=rank, others_s=total - largest)
 
 
-def transfers_s(
-    num_bytes: FloatArray,
-    s_per_byte: FloatArray,
-    latency_s: FloatArray,
-    num_microbatches: FloatArray,
-    pp_degree: FloatArray,
-    virtual_stages: FloatArray,
-) -> FloatArray:
-    """Point-to-point seconds on the critical path: each chunk of each micro-batch, forward and backward, and once per stage of the fill."""
-    one = latency_s + num_bytes * s_per_byte
-    return np.where(pp_degree > 1, one * FORWARD_BACKWARD_TRANSFERS * (num_microbatches * virtual_stages + pp_degree - 1), 0.0)
+def transfers_s(one_s: FloatArray, num_microbatches: FloatArray, pp_degree: IntArray, virtual_stages: IntArray) -> FloatArray:
+    """Point-to-point seconds on the critical path: each chunk of each micro-batch, forward and backward, and once per stage of the fill.
+
+    Args:
+        one_s: seconds of one transfer.
+        num_microbatches: per step and data rank.
+        pp_degree: pipeline ranks.
+        virtual_stages: chunks per rank.
+    """
+    return np.where(pp_degree > 1, one_s * FORWARD_BACKWARD_TRANSFERS * (num_microbatches * virtual_stages + pp_degree - 1), 0.0)
 
 
 TERMS = (blend, slowest_rank, transfers_s)

@@ -34,7 +34,8 @@ def answer(case: dict) -> tuple[bool, str]:
     )  # fmt: skip
     workload = transformer_workload(shape, precision=case["precision"], runtime=case["runtime"])
     traits = memory_traits(case["runtime"])
-    logits = loss_bytes(shape.vocab_size, shape.seq_len, traits, fused=bool(case["fused_loss"]))
+    own_loss = dataclasses.replace(traits, compiles_loss=bool(case["fused_loss"]))
+    logits = loss_bytes(shape.vocab_size, shape.seq_len, own_loss, fused=True)
     workload = dataclasses.replace(workload, logits_bytes=logits)
     zero, data, pp = int(case["zero_stage"]), int(case["dp_degree"]), int(case["pp_degree"])
     plan = Plan(

@@ -1,9 +1,10 @@
-"""Runs many train files in one torchrun: start-up and imports are paid once, each cell runs in its own forked process.
+"""Runs many train files in one torchrun: start-up and imports are paid once, each cell runs in a forked process of its own.
 
     torchrun --nproc-per-node 2 harness.py cells.json
 
-A cell is {"name", "train", "args", "cwd"}. Each rank writes `<out>/<name>.<rank>.json`: exit code, standard output and, after every optimizer
-step, what that optimizer holds on this rank. Nothing in the train files is changed.
+A cell is {"name", "file", "args", "env", "port", "alone"}; "alone" runs on rank 0 only, without a process group. Each rank writes
+`<out>/<name>.<rank>.json`: exit code, output and, after every optimizer step, what the optimizer holds on this rank. Nothing in the
+train files is changed.
 """
 
 import contextlib
@@ -16,65 +17,66 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.fsdp
-import torch.distributed.tensor
+from torch.distributed.fsdp import fully_shard  # noqa: F401  imported once, before forking
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
-def holdings(optimizer, *_):
-    """What an optimizer holds here: elements of parameters and states, placements of sharded ones, world size."""
+def local(tensor):
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def holdings(optimizer):
+    """Elements of parameters and states on this rank, placements and meshes of the sharded ones."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    local = [p.to_local() if isinstance(p, torch.distributed.tensor.DTensor) else p for p in params]
     states = [s for p in optimizer.state.values() for s in p.values() if isinstance(s, torch.Tensor) and s.dim()]
-    locals_ = [s.to_local() if isinstance(s, torch.distributed.tensor.DTensor) else s for s in states]
-    dtensors = [p for p in params if isinstance(p, torch.distributed.tensor.DTensor)]
+    sharded = [p for p in params if isinstance(p, DTensor)]
     return {
         "optimizer": type(optimizer).__name__,
         "num_params": sum(p.numel() for p in params),
-        "num_local": sum(p.numel() for p in local),
-        "num_state": sum(s.numel() for s in locals_),
-        "placements": sorted({str(tuple(p.placements)) for p in dtensors}),
-        "meshes": sorted({str(tuple(p.device_mesh.shape)) for p in dtensors}),
-        "num_plain": len(params) - len(dtensors),
-        "world_size": dist.get_world_size(),
-        "backend": dist.get_backend(),
+        "num_local": sum(local(p).numel() for p in params),
+        "num_state": sum(local(s).numel() for s in states),
+        "num_plain_tensors": len(params) - len(sharded),
+        "placements": sorted({str(tuple(p.placements)) for p in sharded}),
+        "meshes": sorted({str(tuple(p.device_mesh.shape)) for p in sharded}),
+        "world_size": dist.get_world_size() if dist.is_initialized() else 1,
+        "backend": dist.get_backend() if dist.is_initialized() else "",
     }
 
 
-def run_cell(cell, number, out):
+def run_cell(cell, out):
     """In the forked process: become the train file."""
-    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # a rendezvous of its own
-    os.chdir(cell["cwd"])
-    os.environ.update(cell.get("env", {}))
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(cell["port"])} | cell.get("env", {})
     steps = []
     register_optimizer_step_post_hook(lambda optimizer, *_: steps.append(holdings(optimizer)))
-    sys.argv = [cell["train"], *cell["args"]]
-    sys.path[0] = str(Path(cell["train"]).parent)
-    code, log = 0, out / f"{cell['name']}.{os.environ['RANK']}.txt"
-    with log.open("w") as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+    sys.argv = [cell["file"], *cell["args"]]
+    sys.path[0] = str(Path(cell["file"]).parent)
+    name = f"{cell['name']}.{os.environ['RANK']}"
+    code = 0
+    with (out / f"{name}.txt").open("w") as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
         try:
-            runpy.run_path(cell["train"], run_name="__main__")
+            runpy.run_path(cell["file"], run_name="__main__")
         except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 1
             print(stop.code)
+            code = stop.code if isinstance(stop.code, int) else 1
         except BaseException:
             traceback.print_exc()
             code = 1
-    result = {"code": code, "steps": steps, "output": log.read_text()}
-    (out / f"{cell['name']}.{os.environ['RANK']}.json").write_text(json.dumps(result))
-    os._exit(code)
+    output = (out / f"{name}.txt").read_text()
+    (out / f"{name}.json").write_text(json.dumps({"code": code, "steps": steps, "output": output}))
+    os._exit(0)
 
 
 def main():
     spec = json.loads(Path(sys.argv[1]).read_text())
-    with contextlib.suppress(ImportError):
-        import deepspeed  # noqa: F401
-    with contextlib.suppress(ImportError):
-        import transformers.models.llama.modeling_llama  # noqa: F401
-    for number, cell in enumerate(spec["cells"], start=1):
+    for heavy in spec["imports"]:
+        __import__(heavy)
+    for cell in spec["cells"]:
+        if cell.get("alone") and os.environ["RANK"] != "0":
+            continue
         child = os.fork()
         if child == 0:
-            run_cell(cell, number, Path(spec["out"]))
+            run_cell(cell, Path(spec["out"]))
         os.waitpid(child, 0)
 
 

@@ -74,7 +74,7 @@ def test_models_that_cannot_be_split_say_so():
 
 
 def test_nothing_fits_leaves_the_closest_plans_and_their_bytes():
-    huge = chain(layers=200, width=16384, heads=128, tokens=4096)
+    huge = chain(layers=400, width=16384, heads=128, tokens=4096)
     result = search(request(workload=huge, global_batch=8))
     assert not result.candidates
     assert all(r.needed_bytes > r.available_bytes for r in result.rejected if r.needed_bytes is not None)

@@ -1,0 +1,75 @@
+"""Comparison of predicted and published memory, and the fit of the constants."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from advisor.measure.memory_eval import MemoryRuns, fit_memory_constants, fold_errors, memory_runs, predicted, price_runs, summary
+from advisor.measure.runs import read_runs
+from cost_models.terms.memory_traits import GIB, MemoryConstants
+from cost_models.transformer import TransformerShape, transformer_workload
+from cost_models.types import Cluster, Device, Link, Plan, PlanTable
+
+LINK = Link(name="any", bytes_per_s=1e11, latency_s=1e-6)
+DEVICE = Device(name="any", memory_bytes=200 * GIB, memory_bytes_per_s=1e12, peak_flops_per_s={"bf16": 1e15})
+CLUSTER = Cluster(device=DEVICE, gpus_per_node=8, num_nodes=1, intra=LINK, inter=LINK)
+
+
+def made_up_runs(constants: MemoryConstants) -> MemoryRuns:
+    """Runs whose figures are what the model says with these constants."""
+    shape = TransformerShape(num_layers=16, hidden_size=2048, num_heads=16, vocab_size=32000, seq_len=2048)
+    workload = transformer_workload(shape, runtime="megatron")
+    plans = [Plan(runtime="megatron", micro_batch=b, tp_degree=t) for b in (1, 2, 4, 8) for t in (1, 2, 4)]
+    size = len(plans)
+    runs = MemoryRuns(
+        workloads=(workload,) * size, clusters=(CLUSTER,) * size, plans=PlanTable.from_plans(plans), measured_bytes=np.ones(size),
+        counted=np.array(["allocated", "reserved", "device"] * (size // 3)), rank=np.full(size, "fullest"),
+        source=np.array(["a", "b"] * (size // 2)), model=np.full(size, "model"),
+    )  # fmt: skip
+    return dataclasses.replace(runs, measured_bytes=predicted(runs, price_runs(runs), constants)[0])
+
+
+def test_a_fit_finds_the_constants_behind_the_figures():
+    truth = MemoryConstants(reserved_factor=1.06, floor_bytes=0.2 * GIB, context_bytes=1.6 * GIB, group_bytes=0.5 * GIB)
+    runs = made_up_runs(truth)
+    got = fit_memory_constants(runs, price_runs(runs), np.ones(len(runs), bool))
+    error = np.abs(np.log(predicted(runs, price_runs(runs), got)[0] / runs.measured_bytes))
+    assert got.reserved_factor == pytest.approx(1.06)
+    assert error.max() < 0.02
+
+
+def test_a_constant_without_evidence_keeps_its_neutral_value():
+    runs = made_up_runs(MemoryConstants())
+    allocated = runs.counted == "allocated"
+    got = fit_memory_constants(runs, price_runs(runs), allocated)
+    assert got.context_bytes == pytest.approx(0.9 * GIB)
+
+
+def test_the_group_being_scored_teaches_nothing():
+    """Figures of one source doubled: its own error shows it, the other source's fit does not hide it."""
+    runs = made_up_runs(MemoryConstants(reserved_factor=1.1, context_bytes=0.9 * GIB, group_bytes=0.35 * GIB))
+    doubled = dataclasses.replace(runs, measured_bytes=np.where(runs.source == "b", 2 * runs.measured_bytes, runs.measured_bytes))
+    error, high = fold_errors(doubled, doubled.source)
+    assert np.allclose(error[runs.source == "b"], -np.log(2), atol=0.01)
+    assert (high > error).all()
+
+
+def test_a_summary_counts_under_estimates():
+    table = summary(np.log(np.array([0.5, 1.0, 1.0, 1.2])), np.array(["a", "a", "b", "b"]))
+    assert table.loc["a", "under_by_5_percent"] == 0.5
+    assert table.loc["all", "num_runs"] == 4
+
+
+def test_published_figures_are_read_as_their_source_counts_them():
+    row = {"model_name": "llama2-7b", "n_layers": 32, "hidden": 4096, "n_heads": 32, "ffn_hidden": 11008, "vocab": 32000, "seq_len": 4096,
+           "gpu": "H100", "gpu_mem_gb": 80, "n_gpus": 8, "micro_batch": 1, "global_batch": 8, "peak_mem_gib": 40.0}  # fmt: skip
+    frame = pd.DataFrame([row | {"source_repo_or_doc": "huggingface/nanotron"}, row | {"source_repo_or_doc": "somewhere"}, row])
+    frame.loc[2, "peak_mem_gib"] = np.nan
+    runs = memory_runs(read_runs(frame))
+    assert list(runs.counted) == ["reserved", "device"]
+    assert list(runs.rank) == ["first", "fullest"]
+    assert runs.measured_bytes[0] == 40.0 * GIB
