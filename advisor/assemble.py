@@ -37,6 +37,7 @@ class Situation:
 
     step: StepProfile
     workload: Workload
+    model: dict[str, Any]  # report.json's "model"
     options: PlanOptions
     request: Request
     assumptions: tuple[str, ...]
@@ -54,7 +55,7 @@ def check_cluster(options: PlanOptions) -> None:
 def situation(step: StepProfile, options: PlanOptions, progress: Callable[[str], None]) -> Situation:
     """Shape the workload, resolve (and where it is this machine, measure) the cluster, fix the global batch."""
     from advisor.measure.here import is_here, with_measurements
-    from advisor.workload import shape
+    from advisor.workload import model_summary, shape
 
     cluster, assumptions = _cluster(options)
     if is_here(options.gpu, options.cluster):
@@ -62,6 +63,7 @@ def situation(step: StepProfile, options: PlanOptions, progress: Callable[[str],
         cluster, notes = with_measurements(cluster, progress)
         assumptions = (*assumptions, *notes)
     workload = shape(step, precision=options.precision, optimizer=options.optimizer)
+    model = model_summary(step, workload)
     precision = workload.compute_dtype
     if precision not in cluster.device.peak_flops_per_s:
         have = ", ".join(cluster.device.peak_flops_per_s)
@@ -74,8 +76,9 @@ def situation(step: StepProfile, options: PlanOptions, progress: Callable[[str],
     request = Request(
         workload=workload, cluster=cluster, global_batch=batch, objective=options.objective,
         max_memory_share=options.max_memory_share, calibration=_calibration(options),
+        tp_reason=model["tp_reason"], pp_reason=model["pp_reason"],
     )  # fmt: skip
-    return Situation(step=step, workload=workload, options=options, request=request, assumptions=assumptions)
+    return Situation(step=step, workload=workload, model=model, options=options, request=request, assumptions=assumptions)
 
 
 def _cluster(options: PlanOptions) -> tuple[Cluster, tuple[str, ...]]:
@@ -142,16 +145,14 @@ def report(
     from advisor.measure.cluster import cluster_mapping
     from advisor.report.report import Report
     from advisor.rulebook import collect_facts, evaluate, load_rules
-    from advisor.workload import model_summary
 
     spots = hotspots(case.step, case.workload, case.cluster, case.request.calibration)
     facts = collect_facts(meta=case.step.meta, hotspots=spots, workload=case.workload, cluster=case.cluster, result=result)
-    model = model_summary(case.step, case.workload)
     alone = price(case.request, Plan(micro_batch=case.workload.traced_batch, runtime="torch-ddp"))
-    files = _PlanFiles(case=case, result=result, model=model, seeing=seeing, out=out)
+    files = _PlanFiles(case=case, result=result, seeing=seeing, out=out)
     built = Report(
         inputs=inputs_section(case.step, case.options, case.request.global_batch),
-        model=model,
+        model=case.model,
         profile=profile_section(case.step),
         hotspots=spots,
         memory=memory_section(alone, case.step, case.cluster),
@@ -179,7 +180,6 @@ class _PlanFiles:
 
     case: Situation
     result: SearchResult
-    model: dict[str, Any]
     seeing: ProfileOptions
     out: Path | None
 
@@ -191,7 +191,7 @@ class _PlanFiles:
         return [
             EngineInput(
                 plan=c.plan, script=case.step.meta.script, script_args=tuple(self.seeing.args), form=case.step.meta.form,
-                entry=case.step.meta.entry, meta=case.step.meta, model=self.model, num_nodes=max(1, c.plan.world_size // case.cluster.gpus_per_node),
+                entry=case.step.meta.entry, meta=case.step.meta, model=case.model, num_nodes=max(1, c.plan.world_size // case.cluster.gpus_per_node),
                 gpus_per_node=min(case.cluster.gpus_per_node, c.plan.world_size), precision=case.workload.compute_dtype,
             )
             for c in shown

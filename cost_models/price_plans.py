@@ -168,7 +168,7 @@ def price_plans(packed: Packed, constants: Constants, ranks: RankCosts, rings: R
     device = work + again + link + sharding
     busy = pipeline.blend(device, host + p.k["host_s_per_micro_batch"])
     if quirks is not None:
-        busy = np.maximum(busy, quirks.layer_floor_s * ranks.blocks[at] + 0.5*host)
+        busy = np.maximum(busy, quirks.layer_floor_s * ranks.blocks[at] + host)
     on_device, on_host = _updates_s(p)
     parts = {
         "compute": p.num_micro * work, "host_overhead": p.num_micro * (busy - device), "recompute": p.num_micro * again,

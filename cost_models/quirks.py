@@ -46,7 +46,7 @@ def quirk_seconds(
 def stalled_transfers(plans: PlanTable) -> FloatArray:
     """Transfers on the critical path of a stalled run: a send and a receive per micro-batch and neighbour, and the fill."""
     pp = plans.pp_degree
-    return np.where(pp > 1, np.where(pp > 2, 4, 2) * plans.num_microbatches + 2.0 * (pp - 1), 0.0)
+    return np.where(pp > 2, 4.0 * plans.num_microbatches + 2.0 * (pp - 1), np.where(pp == 2, 2.0 * plans.num_microbatches + 1.0, 0.0))
 
 
 def _trait(runtimes: tuple[Runtime, ...], runtime: IntArray, quirk: str, field: str) -> FloatArray:

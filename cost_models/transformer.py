@@ -267,7 +267,7 @@ def _block_ops(shape: TransformerShape, traffic_scale: float, *, experts: bool) 
     if experts:
         topk, num = float(shape.num_active_experts), float(shape.num_experts)
         ops.linear(s, num, h, "none")
-        ops.traffic("other", 8.0 * s * topk * h, 12.0 * s * topk * h, "none", (50, 60))  # route, sort, permute, send, and back
+        ops.traffic("other", 8.0 * s * topk * h, 12.0 * s * topk * h, "none", (90, 90))  # route, sort, permute, send, and back
         _mlp(ops, shape, s * topk / num, shape.expert_ffn_size, num)
     ffn = shape.shared_ffn_size if experts else shape.ffn_width
     if ffn:

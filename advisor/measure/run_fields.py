@@ -100,7 +100,7 @@ class RowReader:
         return self._clusters[key]
 
     def _workload(self, row: _Fields, runtime: Runtime, device: Device) -> tuple[Workload, bool]:
-        precision = _precision(row, device)
+        precision = _precision(row, device, runtime)
         name = row.text("model_name")
         arch = self._shapes.get(name.lower(), {})
         if row.number("hidden") is None and not _finite(arch.get("hidden")):
@@ -171,7 +171,7 @@ def _link(row: _Fields, device: Device, where: str, gpus_per_node: int) -> Link:
     return link
 
 
-def _precision(row: _Fields, device: Device) -> str:
+def _precision(row: _Fields, device: Device, runtime: Runtime) -> str:
     text = row.text("precision").lower()
     if not text:
         row.assumed.append("precision")
@@ -183,7 +183,7 @@ def _precision(row: _Fields, device: Device) -> str:
     if "tf32" in text:
         return "tf32" if "tf32" in device.peak_flops_per_s else "fp32"
     if "amp" in text and "bf16" not in text:
-        return "amp16"
+        return "amp16" if runtime.autocast else "fp16"
     if text.startswith("fp32"):
         return "fp32"
     return "bf16" if text.startswith(("bf16", "amp_bf16")) and "bf16" in device.peak_flops_per_s else "fp16"

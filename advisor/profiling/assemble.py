@@ -102,7 +102,12 @@ def _merged_backward(rows: list[Row]) -> list[Row]:
             row.causal, row.weight = forward.causal, row.weight if row.weight is not None else forward.weight
             merged.append(row)
     for row in merged:
-        if row.is_folded and row.phase == "backward" and row.forward is not None and row.operator.startswith(("aten.lstm", "aten.gru", "aten.rnn")):
+        if (
+            row.is_folded
+            and row.phase == "backward"
+            and row.forward is not None
+            and row.operator.startswith(("aten.lstm", "aten.gru", "aten.rnn"))
+        ):
             row.flops, row.num_kernels = 2 * row.forward.flops, 2 * row.forward.num_kernels
     return merged
 

@@ -35,6 +35,8 @@ class Request:
     way: str = "fake"  # fake, real (the same recorder on real CPU tensors) or live
     batch_size: int | None = None
     launcher_environment: bool = False
+    num_devices: int = 8  # that the script is told of
+    guesses: bool = False  # make up shapes that depend on values which a trace does not have
     warm_up_steps: int = 1
     timed_steps: int = 1
     updates_per_step: int = 1  # optimizer steps in a training step; 0: updated by hand
@@ -124,6 +126,8 @@ def run_script(request: Request, num_steps: int, device: str, batch_size: int | 
 def explain(request: Request, error: BaseException | None, watcher: Any) -> Failure:
     """Why a script that has ended took no step."""
     name = request.script
+    if type(error).__name__ == "OneDeviceWanted":
+        return Failure(kind="one-device", message=f"{name} wraps its model in DataParallel.")
     if isinstance(error, ModuleNotFoundError):
         return Failure(kind="import", message=str(error), details=error.name or "")
     if isinstance(error, SystemExit):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from advisor.profiling.world import CPU, NUM_DEVICES, World
+from advisor.profiling.world import CPU, World
 
 _FACTORIES = (
     "empty", "empty_permuted", "empty_strided", "ones", "arange", "bartlett_window", "blackman_window", "eye", "full", "hamming_window",
@@ -32,12 +32,12 @@ def install(world: World) -> None:
 
 
 def _patch_factories(world: World) -> None:
+    context: Any = __import__("torch.utils._device", fromlist=["DeviceContext"])
+    constructors = set(context._device_constructors())
     for name in _FACTORIES:
         setattr(torch, name, _factory(world, getattr(torch, name)))
     for name in _NEW:
         setattr(torch.Tensor, name, _factory(world, getattr(torch.Tensor, name)))
-    context: Any = __import__("torch.utils._device", fromlist=["DeviceContext"])
-    constructors = set(context._device_constructors())
 
     def with_default_device(self: Any, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -197,6 +197,16 @@ def _patch_module(world: World) -> None:
         return self._apply(lambda t: t.cuda(device))
 
     module_class.cuda = module_cuda
+    plain_to = torch.nn.Module.to
+
+    def module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        if args and isinstance(args[0], int) and not isinstance(args[0], bool):
+            args = (world.device(args[0]), *args[1:])
+        if isinstance(kwargs.get("device"), int):
+            kwargs["device"] = world.device(kwargs["device"])
+        return plain_to(self, *args, **kwargs)
+
+    module_class.to = module_to
 
 
 def _converted(world: World, p: torch.nn.Parameter, fn: Callable[[torch.Tensor], torch.Tensor]) -> torch.nn.Parameter:
@@ -224,7 +234,9 @@ def _patch_autocast(world: World) -> None:
     autocast_class: Any = torch.autocast
     plain_init = autocast_class.__init__
 
-    def init(self: Any, device_type: str, dtype: torch.dtype | None = None, enabled: bool = True, cache_enabled: bool | None = None) -> None:
+    def init(
+        self: Any, device_type: str, dtype: torch.dtype | None = None, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> None:
         if device_type == "cuda" and dtype is None:
             dtype = torch.float16
         plain_init(self, "cpu" if device_type == "cuda" else device_type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
@@ -288,7 +300,7 @@ def _patch_cuda(world: World) -> None:
             world.current_device = found.index
 
     answers: dict[str, Any] = {
-        "is_available": True, "device_count": NUM_DEVICES, "get_device_capability": (9, 0), "get_device_name": properties.name,
+        "is_available": True, "device_count": world.num_devices, "get_device_capability": (9, 0), "get_device_name": properties.name,
         "get_device_properties": properties, "is_bf16_supported": True, "memory_allocated": 0, "memory_reserved": 0,
         "max_memory_allocated": 0, "max_memory_reserved": 0, "mem_get_info": (80 << 30, 80 << 30), "memory_stats": {}, "is_initialized": True,
         "memory_summary": "", "can_device_access_peer": True, "get_arch_list": ["sm_90"], "utilization": 0, "initial_seed": 0,
@@ -306,7 +318,7 @@ def _patch_cuda(world: World) -> None:
     cuda.current_device = lambda: world.current_device
     cuda.set_device, cuda.device, cuda.device_of = set_device, on_device, lambda tensor: on_device(tensor.device)
     cuda.get_rng_state = lambda *_: torch.zeros(16, dtype=torch.uint8)
-    cuda.get_rng_state_all = lambda *_: [torch.zeros(16, dtype=torch.uint8)] * NUM_DEVICES
+    cuda.get_rng_state_all = lambda *_: [torch.zeros(16, dtype=torch.uint8)] * world.num_devices
     cuda.Event, cuda.Stream, cuda.ExternalStream = _Event, _Event, _Event
     cuda.current_stream = cuda.default_stream = lambda *_: _Event()
     cuda.stream = lambda *_: contextlib.nullcontext()
@@ -320,7 +332,7 @@ def _patch_cuda(world: World) -> None:
     accelerator: Any = getattr(torch, "accelerator", None)
     if accelerator is not None:
         accelerator.is_available = lambda *_: True
-        accelerator.device_count = lambda *_: NUM_DEVICES
+        accelerator.device_count = lambda *_: world.num_devices
         accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
         accelerator.current_device_index = lambda *_: world.current_device
         accelerator.current_stream = lambda *_: _Event()

@@ -106,7 +106,10 @@ class _Walk:
         self.module_of_sequence: dict[int, str] = {}
         self.calls: list[MeasuredCall] = []
         attention = [name for name in operators.values() if _ATTENTION in name]
-        self.attention = {False: next((a for a in attention if "backward" not in a), ""), True: next((a for a in attention if "backward" in a), "")}
+        self.attention = {
+            False: next((a for a in attention if "backward" not in a), ""),
+            True: next((a for a in attention if "backward" in a), ""),
+        }
 
     def note_modules(self, node: _Node, module: str) -> None:
         """Which module made the autograd node of each number."""
@@ -145,7 +148,9 @@ class _Walk:
 
     def _charge(self, module: str, phase: str, operator: str, microseconds: float, num_kernels: int) -> None:
         if microseconds > 0 or operator:
-            self.calls.append(MeasuredCall(module=module, phase=phase, operator=operator, seconds=microseconds * 1e-6, num_kernels=num_kernels))
+            self.calls.append(
+                MeasuredCall(module=module, phase=phase, operator=operator, seconds=microseconds * 1e-6, num_kernels=num_kernels)
+            )
 
     def _own_us(self, node: _Node) -> float:
         if self.on_device:

@@ -38,7 +38,6 @@ def _queries(tensor: Any, query: Any) -> tuple[int, ...]:
     return (b, query.shape[1], s, d)
 
 
-
 def _grouped(args: Any) -> int:
     a, b = args[:2]
     rows = math.prod(a.shape[:-1])

@@ -64,9 +64,9 @@ def _of_parameters(step: Step, found: dict[str, str]) -> None:
         total = sum(p.numel() for p in model.parameters.values())
         found["frozen-parameters"] = f"{frozen:,} of {total:,} parameters are frozen"
     if model.others:
-        trained = {type(m).__name__: sum(p.numel() for p in m.parameters()) for _, m in model.roots}
+        trained = {sum(p.numel() for p in m.parameters()) for _, m in model.roots}
         for name, size in model.others.items():
-            if name in trained or size in trained.values():
+            if size in trained:
                 found["ema-copy"] = f"a copy of {name} with {size:,} parameters is kept and never trained by the optimizer"
     if step.world.host_model_bytes >= _EAGER_BYTES:
         found["model-built-eagerly"] = (
@@ -77,7 +77,9 @@ def _of_parameters(step: Step, found: dict[str, str]) -> None:
 def _of_step(step: Step, recorder: Recorder, found: dict[str, str]) -> None:
     watcher = step.watcher
     if watcher.host_syncs:
-        found["host-sync"] = "the host reads a value inside the step at " + _some([f"{w} ({n} times)" if n > 1 else w for w, n in watcher.host_syncs.items()])
+        found["host-sync"] = "the host reads a value inside the step at " + _some(
+            [f"{w} ({n} times)" if n > 1 else w for w, n in watcher.host_syncs.items()]
+        )
     if recorder.custom_functions:
         found["custom-autograd-function"] = _some(list(recorder.custom_functions)) + ": backward and saved tensors are written by hand"
     if len(watcher.stepped) > 1:
@@ -93,12 +95,16 @@ def _of_step(step: Step, recorder: Recorder, found: dict[str, str]) -> None:
     if shapes != call.input_shapes:
         found["data-dependent-shapes"] = f"inputs have shapes {call.input_shapes} in one step and {shapes} in the next"
     elif dynamic:
-        found["data-dependent-shapes"] = "shapes depend on values: " + _some([f"{op.removeprefix('aten.')} at {where}" for op, where in dynamic.items()])
+        found["data-dependent-shapes"] = "shapes depend on values: " + _some(
+            [f"{op.removeprefix('aten.')} at {where}" for op, where in dynamic.items()]
+        )
     if second is not None:
         outputs = {t.untyped_storage()._cdata for t in call.outputs if t.layout == torch.strided}
         carried = [t for t in second if t.layout == torch.strided and t.untyped_storage()._cdata in outputs]
         if carried:
-            found["recurrent-state-carried"] = f"{len(carried)} outputs of a step are inputs of the next: {[list(t.shape) for t in carried]}"
+            found["recurrent-state-carried"] = (
+                f"{len(carried)} outputs of a step are inputs of the next: {[list(t.shape) for t in carried]}"
+            )
     batch, _ = batch_and_sequence(step, call)
     square = [r for r in step.rows if r.operator == "aten._log_softmax" and r.phase == "forward" and r.input_shapes[0] == [batch, batch]]
     if "gathers-outputs" in watcher.facts or (square and batch > 1):

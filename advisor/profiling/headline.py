@@ -81,7 +81,9 @@ def _leads(step: Step, module: torch.nn.Module, size: int) -> bool:
 def _is_embedded(step: Step, tokens: torch.Tensor) -> bool:
     """Whether these indices are looked up in an embedding as they are: then their second dimension is the sequence."""
     shape = list(tokens.shape)
-    return any(r.operator.startswith("aten.embedding") and shape in r.input_shapes for r in step.rows if r.phase in ("forward", "recompute"))
+    return any(
+        r.operator.startswith("aten.embedding") and shape in r.input_shapes for r in step.rows if r.phase in ("forward", "recompute")
+    )
 
 
 def _heads(step: Step) -> tuple[int, int]:

@@ -212,7 +212,9 @@ def import_error(job: Job, failure: ChildFailure) -> ScriptError:
     if failure.details and failure.details.split(".")[0] not in missing:
         missing.append(failure.details)
     if not missing:
-        return ScriptError(f"{job.script} can't be imported: {failure.message}.", hint="Install what is missing in the Python that runs the advisor.")
+        return ScriptError(
+            f"{job.script} can't be imported: {failure.message}.", hint="Install what is missing in the Python that runs the advisor."
+        )
     named = " and ".join(missing) if len(missing) < 3 else ", ".join(missing)
     verb = "is" if len(missing) == 1 else "are"
     return ScriptError(f"{job.script} imports {named}, which {verb} not installed here.",

@@ -29,7 +29,9 @@ def first_device() -> DeviceMemory | None:
                 return None
             handle = pynvml.nvmlDeviceGetHandleByIndex(0)
             name = pynvml.nvmlDeviceGetName(handle)
-            return DeviceMemory(name=name if isinstance(name, str) else name.decode(), free_bytes=float(pynvml.nvmlDeviceGetMemoryInfo(handle).free))
+            return DeviceMemory(
+                name=name if isinstance(name, str) else name.decode(), free_bytes=float(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
+            )
         finally:
             pynvml.nvmlShutdown()
     return None

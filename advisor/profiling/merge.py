@@ -58,7 +58,9 @@ def merge(profile: StepProfile, calls: Sequence[MeasuredCall], *, device: str, s
 def _key(call: MeasuredCall, rows: dict[tuple[str, str, str], list[int]]) -> tuple[str, str, str]:
     if call.phase:
         return call.module, call.phase, call.operator
-    return next(((call.module, p, call.operator) for p in _OUTSIDE if (call.module, p, call.operator) in rows), (call.module, "", call.operator))
+    return next(
+        ((call.module, p, call.operator) for p in _OUTSIDE if (call.module, p, call.operator) in rows), (call.module, "", call.operator)
+    )
 
 
 def _share_out(table: Any, seconds: Any, matched: Any, left: dict[tuple[str, str], float], share: Any) -> None:

@@ -95,6 +95,7 @@ class Recorder(TorchDispatchMode):
         self.kept: StorageMap[bool] = StorageMap()
         self.custom_functions: dict[str, int] = {}
         self.dynamic_shapes: dict[str, str] = {}
+        self.guesses = False  # shapes that depend on unknown values are made up, half of every mask being true
         self._operators: dict[Any, _Operator] = {}
         self._fold_depth = 0
 
@@ -118,6 +119,10 @@ class Recorder(TorchDispatchMode):
         if self.is_recording:
             if operator.is_work:
                 self._add(func, operator, args, kwargs, ins, outs, out, device)
+            elif not self.watcher.roots and operator.name == "aten.detach" and torch._C._current_graph_task_id() != -1:
+                variable = getattr(torch._C._current_autograd_node(), "variable", None)
+                if variable is not None:
+                    self.watcher.note_leaf(variable)
             elif torch.is_grad_enabled() and (node := torch._C._autograd._get_sequence_nr() - 1) not in self.module_of_node:
                 self.module_of_node[node] = self.watcher.module()
                 if operator.name not in ("aten.detach", "aten.alias"):  # a view made this node: no operator of ours
@@ -142,7 +147,9 @@ class Recorder(TorchDispatchMode):
             return _as_fake(self.world, real)
         if operator.name == "aten.equal":
             return True
-        raise DynamicOutputShapeException(func)
+        if not self.guesses:
+            raise DynamicOutputShapeException(func)
+        return _as_fake(self.world, values.guess(self.world, func, args, kwargs))
 
     def _read_scalar(self, tensor: torch.Tensor) -> Any:
         self.watcher.saw_host_sync(tensor)
@@ -265,7 +272,12 @@ class Recorder(TorchDispatchMode):
         finally:
             self._fold_depth -= 1
         inside = self.rows[start:]
-        if self._fold_depth or not self.is_recording or not inside or any(r.operator.startswith("aten._scaled_dot_product_") for r in inside):
+        if (
+            self._fold_depth
+            or not self.is_recording
+            or not inside
+            or any(r.operator.startswith("aten._scaled_dot_product_") for r in inside)
+        ):
             return
         last = inside[-1]
         row = Row(inside[0].phase, operator, last.module, [list(t.shape) for t in inputs], last.output_shapes, last.dtype, is_folded=True)

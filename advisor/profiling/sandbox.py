@@ -61,7 +61,24 @@ def protect_files(private: Path) -> None:
     plain_io: Any = io
     plain_io.open = overlay.open
     for module, names in (
-        (os, ("remove", "unlink", "rmdir", "removedirs", "rename", "renames", "replace", "mkdir", "makedirs", "truncate", "link", "symlink", "chmod")),
+        (
+            os,
+            (
+                "remove",
+                "unlink",
+                "rmdir",
+                "removedirs",
+                "rename",
+                "renames",
+                "replace",
+                "mkdir",
+                "makedirs",
+                "truncate",
+                "link",
+                "symlink",
+                "chmod",
+            ),
+        ),
         (shutil, ("rmtree", "move", "copy", "copy2", "copyfile", "copytree")),
     ):
         for name in names:

@@ -15,6 +15,10 @@ LAUNCHER_ENVIRONMENT = {
 }  # fmt: skip
 
 
+class OneDeviceWanted(BaseException):
+    """DataParallel would split a batch over all devices; the step of one device is what we are after."""
+
+
 def install(facts: dict[str, str], location: Callable[[], str]) -> None:
     """Patch torch.distributed, DistributedDataParallel, DataParallel and FSDP for this process.
 
@@ -83,6 +87,8 @@ def _see_through(wrapper: Any, name: str, facts: dict[str, str]) -> None:
     """Make a parallel wrapper a plain module around its module."""
 
     def init(self: Any, module: Any, *_: Any, **__: Any) -> None:
+        if name == "DataParallel" and torch.cuda.device_count() > 1:
+            raise OneDeviceWanted
         facts.setdefault("already-distributed", f"the model is wrapped in {name}")
         torch.nn.Module.__init__(self)
         self.module = module

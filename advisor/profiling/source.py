@@ -78,13 +78,17 @@ def _settle(path: Path, entry: str | None, tree: ast.Module) -> Source:
     if entry is not None and entry not in defined | imported:
         raise ScriptError(f"{path} declares no {entry}.", hint=f"It declares: {', '.join(sorted(defined)) or 'nothing'}.")
     if entry is not None and "make_batch" not in declared:
-        raise ScriptError(f"{path} declares {entry} but no make_batch(batch_size), so there is nothing to feed the model with.", hint=_EXAMPLE)
+        raise ScriptError(
+            f"{path} declares {entry} but no make_batch(batch_size), so there is nothing to feed the model with.", hint=_EXAMPLE
+        )
     has_loop = any(isinstance(node, ast.If) and "__name__" in ast.dump(node.test) for node in tree.body)
     if entry is None and "build_model" in declared:
         if "make_batch" in declared:
             entry = "build_model"
         elif not has_loop and not _trains(tree):
-            raise ScriptError(f"{path} declares build_model() but no make_batch(batch_size), so there is nothing to feed the model with.", hint=_EXAMPLE)
+            raise ScriptError(
+                f"{path} declares build_model() but no make_batch(batch_size), so there is nothing to feed the model with.", hint=_EXAMPLE
+            )
     return Source(path=path, entry=entry or "", form="functions" if entry else "script", declared=declared, imports=_imports(tree),
                   facts=_text_facts(path, tree))  # fmt: skip
 
@@ -124,7 +128,9 @@ def missing_modules(source: Source) -> list[str]:
 def _text_facts(path: Path, tree: ast.Module) -> dict[str, str]:
     facts: dict[str, str] = {}
     for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) or (isinstance(node, ast.If) and "__name__" in ast.dump(node.test)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) or (
+            isinstance(node, ast.If) and "__name__" in ast.dump(node.test)
+        ):
             continue
         for call in ast.walk(node):
             if isinstance(call, ast.Call) and _called(call) == "init_process_group":
@@ -133,7 +139,9 @@ def _text_facts(path: Path, tree: ast.Module) -> dict[str, str]:
         if isinstance(call, ast.Call):
             for keyword in call.keywords:
                 if keyword.arg == "device_map" and isinstance(keyword.value, ast.Constant) and keyword.value.value not in (None, "cpu"):
-                    facts["device-map-sequential"] = f'device_map="{keyword.value.value}" at {path.name}:{call.lineno} runs layers one device after another'
+                    facts["device-map-sequential"] = (
+                        f'device_map="{keyword.value.value}" at {path.name}:{call.lineno} runs layers one device after another'
+                    )
     return facts
 
 

@@ -39,10 +39,15 @@ def find_model(watcher: Watcher) -> Model:
     class_names = [type(m).__name__ for m in trained]
     model = Model(class_name=" + ".join(class_names), roots=[])
     for i, module in enumerate(trained):
-        prefix = "" if len(trained) == 1 else class_names[i] + (str(class_names[:i].count(class_names[i]) + 1) if class_names.count(class_names[i]) > 1 else "")
+        prefix = (
+            ""
+            if len(trained) == 1
+            else class_names[i] + (str(class_names[:i].count(class_names[i]) + 1) if class_names.count(class_names[i]) > 1 else "")
+        )
         model.roots.append((prefix, module))
         _name_parts(model, prefix, module)
     loose = [p for o in watcher.stepped for g in o.param_groups for p in g["params"] if id(p) not in model.names]
+    loose += [p for p in watcher.leaves if id(p) not in model.names and not any(p is q for q in loose)]
     for i, p in enumerate(loose):
         model.names[id(p)], model.parameters[id(p)], model.owners[id(p)] = [f"parameter_{i}"], p, ""
     if "" not in model.modules:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -14,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from advisor.profiling import assemble, devices, hooks, sandbox, single_process, values
 from advisor.profiling.child import Failure, Request, explain, run_script
 from advisor.profiling.recorder import Recorder
-from advisor.profiling.schema import save_profile
+from advisor.profiling.schema import StepProfile, save_profile
 from advisor.profiling.source import Source
 from advisor.profiling.watcher import Watcher
 from advisor.profiling.world import World
@@ -24,7 +26,7 @@ def run(request: Request) -> Failure | None:
     """Run the script, record one step, save its profile."""
     warnings.simplefilter("ignore")
     fake = request.way == "fake"
-    world, watcher, asked_workers = World(fake=fake), Watcher(Path(request.path)), []
+    world, watcher, asked_workers = World(fake=fake, num_devices=request.num_devices), Watcher(Path(request.path)), []
     recorder = Recorder(world, watcher)
     watcher.recorder = recorder
     devices.install(world)
@@ -36,22 +38,34 @@ def run(request: Request) -> Failure | None:
     _prefer_device_optimizers()
     world.on_copy, recorder.is_recording = recorder.add_copy, True
     mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
+    recorder.guesses = request.guesses
+
+    def finish() -> None:
+        recorder.is_recording = False
+        save_profile(_profile(request, watcher, recorder, world, asked_workers, None), Path(request.folder) / "profile")
+        os._exit(0)
+
+    watcher.finish = finish
     with mode, recorder, hooks.observe_saved(recorder):
         error = run_script(request, 2, "cuda", request.batch_size)
     recorder.is_recording = False
-    if not watcher.has_step:
-        failure = explain(request, error, watcher)
-        return Failure(kind=failure.kind, message=failure.message, hint=failure.hint, details=failure.details,
-                       host_model_bytes=_model_bytes(watcher, world))  # fmt: skip
+    if watcher.has_step:
+        save_profile(_profile(request, watcher, recorder, world, asked_workers, error), Path(request.folder) / "profile")
+        return None
+    failure = explain(request, error, watcher)
+    return dataclasses.replace(failure, host_model_bytes=_model_bytes(watcher, world))
+
+
+def _profile(
+    request: Request, watcher: Watcher, recorder: Recorder, world: World, asked_workers: list[int], error: BaseException | None
+) -> StepProfile:
     notes = list(request.warnings)
     if error is not None and not isinstance(error, SystemExit):
         notes.append(f"The script stopped after its first step: {explain(request, error, watcher).message}")
     source = Source(path=Path(request.path), entry=request.entry, form=request.form, declared=tuple(request.declared),
                     imports=tuple(request.imports), facts=request.facts)  # fmt: skip
-    profile = assemble.build(source, request.script, watcher, recorder, world, notes, asked_workers,
-                             request.batch_size if request.form == "functions" else None)  # fmt: skip
-    save_profile(profile, Path(request.folder) / "profile")
-    return None
+    batch_size = request.batch_size if request.form == "functions" else None
+    return assemble.build(source, request.script, watcher, recorder, world, notes, asked_workers, batch_size)
 
 
 def _model_bytes(watcher: Watcher, world: World) -> int:

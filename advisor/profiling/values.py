@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from advisor.profiling.world import World
+from advisor.profiling.world import MAX_INTEGER_VALUES, World
 
+_ROUTES = ("aten::topk", "aten::argmax", "aten::max", "aten::min", "aten::argmin", "aten::sort", "aten::argsort", "aten::multinomial")
 _USUALLY_TRUE = ("aten::all", "aten::isfinite", "aten::eq")
 
 
@@ -66,7 +67,9 @@ def tensors_in(values: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
     return found
 
 
-def keep(world: World, func: Any, args: Any, kwargs: dict[str, Any], ins: list[torch.Tensor], outs: list[torch.Tensor], mutates: bool) -> None:
+def keep(
+    world: World, func: Any, args: Any, kwargs: dict[str, Any], ins: list[torch.Tensor], outs: list[torch.Tensor], mutates: bool
+) -> None:
     """Work the values of a small result out of the values of its arguments, where all are known."""
     if not outs and not mutates:
         return
@@ -82,11 +85,40 @@ def keep(world: World, func: Any, args: Any, kwargs: dict[str, Any], ins: list[t
                     world.set_value(out, result)
     if known:
         return
+    if func._schema.name in _ROUTES and ins and ins[0].numel() <= MAX_INTEGER_VALUES:
+        _route(world, func, args, kwargs, outs)
     for t in ins[:1] if mutates else ():
         world.set_value(t, None)
     if len(outs) == 1 and outs[0].dtype == torch.bool and outs[0].dim() == 0:
         with unset_fake_temporarily():  # loops that run while anything is wrong must end, checks that all is well must pass
             world.set_value(outs[0], torch.tensor(func._schema.name in _USUALLY_TRUE))
+
+
+def _route(world: World, func: Any, args: Any, kwargs: dict[str, Any], outs: list[torch.Tensor]) -> None:
+    """Indices chosen by unknown scores: those that random scores would choose, so that work is spread evenly over experts."""
+    with unset_fake_temporarily(), torch.no_grad():
+        results = tensors_in([func(torch.rand(tuple(args[0].shape)), *args[1:], **kwargs)], [])
+    for out, result in zip(outs, results, strict=False):
+        if not out.dtype.is_floating_point and isinstance(out, FakeTensor):
+            world.set_value(out, result)
+
+
+def guess(world: World, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The operator on made-up values: half of a mask is true, other values are counted up from 0."""
+
+    def made_up(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(made_up(v) for v in value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        known = world.value_of(value)
+        if known is not None:
+            return known
+        counted = torch.arange(value.numel()).reshape(tuple(value.shape))
+        return counted % 2 == 0 if value.dtype == torch.bool else counted.to(value.dtype)
+
+    with unset_fake_temporarily(), torch.no_grad():
+        return func(*[made_up(a) for a in args], **{k: made_up(v) for k, v in kwargs.items()})
 
 
 def run(world: World, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

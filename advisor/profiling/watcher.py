@@ -21,6 +21,8 @@ from advisor.profiling.storages import StorageMap
 
 #: Micro-batches without any update after which the script is taken to update by means we don't see.
 MAX_MICRO_BATCHES = 4096
+#: Calls without gradients after the step (validation, sampling) that are waited for to see the next step's inputs.
+MAX_CALLS_AFTER = 64
 
 
 class Stop(BaseException):
@@ -80,6 +82,7 @@ class Watcher:
         self.called: dict[int, torch.nn.Module] = {}
         self.parameters: dict[int, torch.nn.Parameter] = {}
         self.with_grad: set[int] = set()
+        self.leaves: list[torch.Tensor] = []  # trained tensors that belong to no module
         self.grads: StorageMap[bool] = StorageMap()
         self.rows_before: list[Row] = []
         self.evaluation: tuple[int, str] | None = None  # first row and stage before a call without gradients
@@ -88,7 +91,15 @@ class Watcher:
         self.autocast_dtype: torch.dtype | None = None
         self.uses_grad_scaler = self.clips_gradients = False
         self.facts: dict[str, str] = {}  # seen on the way: hazard id -> evidence
-        self.on_update: Callable[[], None] = lambda: None
+        self.num_stops = self.num_calls_after = 0
+        self.finish: Callable[[], None] = lambda: None  # writes what was seen and ends the process
+
+    def stop(self) -> None:
+        """End the script; a script that catches even that is ended from here."""
+        self.num_stops += 1
+        if self.num_stops > 1:
+            self.finish()
+        raise Stop
 
     # -- modules -------------------------------------------------------------------------------------------------------------------
 
@@ -102,11 +113,11 @@ class Watcher:
         in_backward, stage = self.backward_depth > 0, self.stage
         if not self.stack and not in_backward and any(True for _ in module.parameters()):
             self._enter_root(module, tensors)
-        if not in_backward and self.micro_batch == 0:
+        if not self.stack and not in_backward and not torch.is_grad_enabled():
+            self.evaluation = (len(self.recorder.rows) if self.recorder is not None else 0, stage)
+        if not in_backward and self.micro_batch == 0 and self.evaluation is None:
             self._note_call(module, tensors)
         self.stack.append(_Frame(module))
-        if len(self.stack) == 1 and not in_backward and not torch.is_grad_enabled():
-            self.evaluation = (len(self.recorder.rows) if self.recorder is not None else 0, stage)
 
     def leave(self, module: torch.nn.Module, result: Any) -> None:
         """A module has returned (None as result after an exception)."""
@@ -133,21 +144,26 @@ class Watcher:
     def _enter_root(self, module: torch.nn.Module, tensors: list[torch.Tensor]) -> None:
         has_grad = torch.is_grad_enabled()
         if self.is_done or (self.num_backward and not self.optimizers and self.num_manual_updates and has_grad):
-            self.second_inputs = tensors
-            raise Stop
+            if has_grad and id(module) in self.roots:
+                self.second_inputs = tensors
+            if has_grad or self.num_calls_after > MAX_CALLS_AFTER:
+                self.stop()
+            self.num_calls_after += 1
         if self.stage == "before":
             self.rows_before = self._take_rows()
         elif self.stage == "after" and has_grad and len(self.optimizers) < 2:
             self.second_inputs = self.second_inputs or tensors
             self.micro_batch += 1
             if self.micro_batch >= MAX_MICRO_BATCHES:
-                raise Stop
+                self.stop()
         if id(module) not in self.roots or (has_grad and not self.roots[id(module)].has_grad):
             self._note_root(module, tensors)
         self.stage = "forward"
 
     def _note_root(self, module: torch.nn.Module, tensors: list[torch.Tensor]) -> None:
-        self.roots[id(module)] = RootCall(module, tensors, [list(t.shape) for t in tensors], signature(tensors), has_grad=torch.is_grad_enabled())
+        self.roots[id(module)] = RootCall(
+            module, tensors, [list(t.shape) for t in tensors], signature(tensors), has_grad=torch.is_grad_enabled()
+        )
         for p in module.parameters():
             self.parameters[id(p)] = p
             if self.recorder is not None:
@@ -208,6 +224,8 @@ class Watcher:
     @contextmanager
     def backward(self) -> Iterator[None]:
         """A backward pass, possibly inside another one."""
+        if not self.roots and self.num_backward and self.num_manual_updates and not self.backward_depth:
+            self.stop()  # no module is ever called: this is the second step
         self.backward_depth += 1
         outer, self.stack = self.stack, []
         try:
@@ -224,10 +242,19 @@ class Watcher:
                     self.with_grad.add(key)
                     self.grads.put(grad, True)
 
+    def note_leaf(self, variable: torch.Tensor) -> None:
+        """A gradient arrived in a tensor of a script that has no modules."""
+        self.with_grad.add(id(variable))
+        if self.recorder is not None and self.recorder.weights.get(variable) is None:
+            self.leaves.append(variable)
+            self.recorder.weights.put(variable, variable)
+
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step."""
         if any(o is optimizer for o in self.stepped) and self.is_done:
-            raise Stop
+            self.stop()
+        for group in optimizer.param_groups:
+            self.with_grad.update(id(p) for p in group["params"] if p.grad is not None)
         self.update_depth += 1
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -241,7 +268,6 @@ class Watcher:
             self.stepped.append(optimizer)
         if len(self.stepped) >= max(1, len(self.optimizers)):
             self.is_done = True
-        self.on_update()
 
     @property
     def has_step(self) -> bool:

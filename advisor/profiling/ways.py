@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import Any
 
 from advisor.profiling import machine
 from advisor.profiling import source as sources
@@ -29,7 +30,9 @@ def capture_step(script: str, *, entry: str | None, args: tuple[str, ...], way: 
     if timeout_s <= 0:
         raise ValueError(f"timeout_s must be positive, not {timeout_s}")
     source = sources.read_source(script, entry)
-    job = Job(source=source, script=str(source.path), args=args, batch_size=batch_size, verbose=verbose, deadline=time.monotonic() + timeout_s)
+    job = Job(
+        source=source, script=str(source.path), args=args, batch_size=batch_size, verbose=verbose, deadline=time.monotonic() + timeout_s
+    )
     tell: Tell = progress or (lambda _text: None)
     tell("tracing one step of the script")
     profile = traced(job, tell)
@@ -44,21 +47,38 @@ def traced(job: Job, tell: Tell) -> StepProfile:
     Raises:
         ScriptError: both ways failed.
     """
+    settings: dict[str, Any] = {}
     result = run_child(job, "fake")
-    environment = False
-    if isinstance(result, ChildFailure) and result.kind == "crash" and any(name in result.message for name in _LAUNCHER_NAMES):
-        environment = True
-        result = run_child(job, "fake", launcher_environment=True)
+    for _ in range(2):
+        if isinstance(result, StepProfile):
+            return result
+        if result.kind == "crash" and any(name in result.message for name in _LAUNCHER_NAMES):
+            settings["launcher_environment"] = True
+        elif result.kind == "one-device":
+            settings["num_devices"] = 1
+        else:
+            break
+        result = run_child(job, "fake", **settings)
     if isinstance(result, StepProfile):
         return result
-    if result.kind not in ("crash", "died") or job.left_s() < 5.0 or result.host_model_bytes > 0.3 * machine.free_memory_bytes():
+    if result.kind not in ("crash", "died") or job.left_s() < 5.0:
         raise script_error(job, result)
+    if result.host_model_bytes > 0.25 * machine.free_memory_bytes():  # too large to be run for real
+        return _guessed(job, result, settings)
     tell("the script needs real values: running one small step on the CPU")
     note = "The step was recorded on real tensors on the CPU, because the script needs values that a trace without a device does not have."
-    real = run_child(job, "real", launcher_environment=environment, warnings=[note])
+    real = run_child(job, "real", warnings=[note], **settings)
     if isinstance(real, StepProfile):
         return real
     raise script_error(job, real if real.kind != "timeout" else result)
+
+
+def _guessed(job: Job, failure: ChildFailure, settings: dict[str, Any]) -> StepProfile:
+    note = "Some shapes depend on values that a trace does not have: half of every such mask was taken to be true."
+    guessed = run_child(job, "fake", guesses=True, warnings=[note], **settings)
+    if isinstance(guessed, StepProfile):
+        return guessed
+    raise script_error(job, failure)
 
 
 def measured(job: Job, profile: StepProfile, tell: Tell, *, insists: bool) -> StepProfile:

@@ -1,4 +1,4 @@
-"""A world in which eight CUDA devices exist and tensors only remember where they are meant to be.
+"""A world in which CUDA devices exist and tensors only remember where they are meant to be.
 
 Every tensor lives on the CPU (as a fake tensor, or as a small real one), because fake "cuda" tensors abort a CPU build of torch at
 the first backward. `World` holds what the patches in `devices.py` and `values.py` and the recorder share: the intended device of a
@@ -27,10 +27,11 @@ class World:
 
     Args:
         fake: tensors have no storage (FakeTensorMode is on); False runs the script on real CPU tensors.
+        num_devices: CUDA devices that the script is told of.
     """
 
-    def __init__(self, *, fake: bool) -> None:
-        self.fake = fake
+    def __init__(self, *, fake: bool, num_devices: int = NUM_DEVICES) -> None:
+        self.fake, self.num_devices = fake, num_devices
         self.current_device = 0
         self.factory_device = CPU  # intended device of tensors made from nothing
         self.num_inside = 0  # > 0 while an operator runs below the recorder: devices are then the real ones

@@ -33,6 +33,8 @@ class Request:
     max_memory_share: float = 0.95  # of the device's memory that a plan's cautious estimate may take
     calibration: cost_models.Calibration | None = None
     space: Space = field(default_factory=Space)
+    tp_reason: str = ""  # why the model has no tensor-parallel split, where it has none
+    pp_reason: str = ""  # why it has no pipeline stages
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -191,9 +193,9 @@ def _why_illegal(name: str, request: Request) -> str:
     if tensor and stages and not (workload.can_tensor_parallel and workload.can_pipeline):
         return ""  # said by the two families it is made of
     if tensor and not workload.can_tensor_parallel:
-        return "not possible: no column- and row-parallel pairs of linear layers in the repeated blocks"
+        return "not possible: " + (request.tp_reason or "no column- and row-parallel pairs of linear layers in the repeated blocks")
     if stages and not workload.can_pipeline:
-        return "not possible: the model is no chain of layers that hands on one tensor"
+        return "not possible: " + (request.pp_reason or "the model is no chain of layers that hands on one tensor")
     if tensor or stages:
         return f"no legal degree: heads, layers and the global batch of {request.global_batch} don't divide over {world} GPUs"
     if name == "HSDP":

@@ -30,7 +30,7 @@ def find_cuts(parts: tuple[Part, ...], tree: Tree) -> Cuts:
         recurrent = any(o.op.op_class == "recurrent" for p in parts for o in p.ops)
         return Cuts(reason=_no_run(parts, blocks, tree) or ("recurrent layers wait for each time step" if recurrent else _NO_BLOCKS))
     stacks = _stacks(parts, blocks, tree)
-    if any(o.op.name == "cat" and o.op.phase == "forward" and o.module.startswith("-") for i in blocks for o in parts[i].ops):
+    if _num_joins(parts, blocks) > 1:
         return Cuts(reason="skip connections: outputs of early blocks are concatenated to inputs of late ones")
     if not stacks:
         return Cuts(reason="its blocks change the shape of what they pass on")
@@ -45,6 +45,13 @@ def find_cuts(parts: tuple[Part, ...], tree: Tree) -> Cuts:
     if share < _MIN_STACK_SHARE:
         return Cuts(reason="blocks of different shapes: stages can't be balanced")
     return Cuts(parts=frozenset(best))
+
+
+def _num_joins(parts: tuple[Part, ...], blocks: list[int]) -> float:
+    """Concatenations between blocks, in the code around them."""
+    joins = (o.share * parts[i].num_repeats for i in blocks for o in parts[i].ops
+             if o.op.name == "cat" and o.op.phase == "forward" and o.module.startswith("-"))  # fmt: skip
+    return sum(joins)
 
 
 def _no_run(parts: tuple[Part, ...], blocks: list[int], tree: Tree) -> str:

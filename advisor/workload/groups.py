@@ -42,7 +42,7 @@ def _merged_banks(priced: PricedOps, banks: list[list[int]]) -> PricedOps:
     for bank in banks:
         first, *rest = (priced[i][0] for i in bank)
         total = sum(e.batch for e in (first, *rest))
-        if first.batch_dim not in ("m", "k") or any((e.n, e.m if first.batch_dim == "k" else e.k) != (first.n, first.m if first.batch_dim == "k" else first.k) for e in rest):  # fmt: skip
+        if first.batch_dim not in ("m", "k") or any(_weight_sides(e) != _weight_sides(first) for e in rest):
             continue
         work = sum(getattr(e, first.batch_dim) * e.batch * e.work_share for e in (first, *rest)) / total
         merged = dataclasses.replace(
@@ -52,6 +52,10 @@ def _merged_banks(priced: PricedOps, banks: list[list[int]]) -> PricedOps:
         priced[bank[0]] = (merged, *priced[bank[0]][1:])
         dropped.update(bank[1:])
     return [row for i, row in enumerate(priced) if i not in dropped]
+
+
+def _weight_sides(entry: Entry) -> tuple[float, float]:
+    return entry.n, entry.m if entry.batch_dim == "k" else entry.k
 
 
 def _tp_split(entry: Entry, product: Product | None, split: BlockSplit, at: int) -> str:

@@ -127,7 +127,8 @@ def _convolution(x: Shape, weight: Shape, y: Shape, batch_size: int) -> list[Ent
     """Forward: output positions by output channels by (input channels x kernel), per group. Transposed ones swap positions."""
     groups, in_channels, out_channels, positions = _conv_sides(x, weight, y)
     kernel = num_elements(weight[2:])
-    return [Entry(kind="convolution", m=positions * y[0] / batch_size, n=out_channels, k=in_channels * kernel, batch=groups, batch_dim="m")]  # fmt: skip
+    rows = positions * y[0] / batch_size
+    return [Entry(kind="convolution", m=rows, n=out_channels, k=in_channels * kernel, batch=groups, batch_dim="m")]
 
 
 def _conv_sides(x: Shape, weight: Shape, y: Shape) -> tuple[float, float, float, float]:
@@ -187,8 +188,8 @@ def _attention(local: LocalOp, pricing: Pricing) -> list[Entry]:
     masked = pricing.masks_are_causal and any(len(s) == 4 and s[1] == 1 and s[2:] == (query[2], key[2]) for s in local.op.inputs)
     share = 0.5 if square and (local.op.causal or masked) else 1.0
     value = next((s for s in local.op.inputs[::-1] if s[:3] == key[:3] and len(s) == 4), key)
-    return [Entry(kind="attention", m=query[2], n=key[2], k=(query[3] + value[3]) / 2, batch=query[0] * query[1] / pricing.batch_size, batch_dim="batch",
-                  work_share=share, is_causal=share < 1)]  # fmt: skip
+    heads, size = query[0] * query[1] / pricing.batch_size, (query[3] + value[3]) / 2
+    return [Entry(kind="attention", m=query[2], n=key[2], k=size, batch=heads, batch_dim="batch", work_share=share, is_causal=share < 1)]
 
 
 def _recurrent(local: LocalOp, batch_size: int) -> list[Entry]:
@@ -232,6 +233,8 @@ def moved_bytes(local: LocalOp, product: Product | None, pricing: Pricing) -> tu
         weight = product.m * product.n if product.role == "weight-gradient" else product.k * product.n
         share = weight / (product.m * product.k + product.k * product.n + product.m * product.n)
         return total * (1 - share) / pricing.batch_size, total * share
+    if op.name == "embedding":  # reads the rows it returns, not the table
+        return 2 * op.written_bytes * pricing.byte_scale.get(op.dtype, 1.0) / pricing.batch_size, 0.0
     tensors = [s for s in (*op.inputs, *op.outputs) if s]
     elements = sum(map(num_elements, tensors))
     if elements == 0:

@@ -7,8 +7,10 @@ from typing import Any
 from advisor.profiling.schema import StepProfile
 from advisor.workload.assign import Part
 from advisor.workload.layout import Layout, find_layout
-from advisor.workload.records import Tree
+from advisor.workload.records import Module, Parameter, Tree
 from cost_models.types import Workload
+
+_NO_MODULE = Module(path="")
 
 
 def model_summary(profile: StepProfile, workload: Workload) -> dict[str, Any]:
@@ -74,16 +76,30 @@ def _class_name(part: Part, tree: Tree) -> str:
 
 
 def _block_paths(layout: Layout) -> list[str]:
-    return [u.path for p in layout.parts if p.segment.is_blocks for repeat in p.segment.repeats for u in repeat if u.is_block]
+    """Blocks in execution order, without those that share a parameter with a module outside (sharding wrappers can't tie across units)."""
+    blocks = [u.path for p in layout.parts if p.segment.is_blocks for repeat in p.segment.repeats for u in repeat if u.is_block]
+    return [path for path in blocks if not any(_is_shared_outside(p, path) for p in layout.tree.params_below[path])]
+
+
+def _is_shared_outside(p: Parameter, path: str) -> bool:
+    return any(not alias.startswith(path + ".") for alias in p.aliases)
 
 
 def _tp_pairs(layout: Layout) -> list[dict[str, Any]]:
-    """Per group of blocks: modules to divide by columns and by rows, relative to the block; weights of fused attention by their name."""
+    """Per group of blocks: modules to divide by columns and by rows, relative to the block; weights of fused attention by their name.
+
+    `linear` tells whether all of them are nn.Linear modules, which torch's ColwiseParallel and RowwiseParallel take as they are.
+    """
     found = []
     for part, split in zip(layout.parts, layout.splits, strict=True):
         for pair in split.pairs:
+            unit = part.segment.repeats[0][int(pair.rows[0].split(":")[0])].path
             columns, rows = [_module_name(w) for w in pair.columns], [_module_name(w) for w in pair.rows]
-            found.append({"group": part.segment.name, "class": _class_name(part, layout.tree), "column": columns, "row": rows})
+            layouts = [layout.tree.modules.get(f"{unit}.{name}", _NO_MODULE).weight_layout for name in (*columns, *rows)]
+            found.append({
+                "group": part.segment.name, "class": layout.tree.modules[unit].class_name, "column": columns, "row": rows,
+                "linear": set(layouts) == {"out_in"},
+            })  # fmt: skip
     return found
 
 

@@ -123,8 +123,8 @@ def _adapters(uses: list[_Use]) -> dict[str, tuple[str, str]]:
         near = [u for u in uses if home and u.weight != base.weight and (u.owner == home or u.owner.startswith(home + "."))]
         for down in near:
             for up in near:
-                rank = down.outputs
-                if up.inputs == rank and 4 * rank <= min(base.inputs, base.outputs) and (down.inputs, up.outputs) == (base.inputs, base.outputs):  # fmt: skip
+                narrow = 4 * down.outputs <= min(base.inputs, base.outputs) and up.inputs == down.outputs
+                if narrow and (down.inputs, up.outputs) == (base.inputs, base.outputs):
                     found[down.weight], found[up.weight] = (base.weight, "in"), (base.weight, "out")
     return found
 
@@ -137,7 +137,7 @@ def _pairs(uses: list[_Use], attention: list[int], width: float) -> list[tuple[l
         if waiting and u.outputs == width and any(waiting[-1].call < a < u.call for a in attention):
             before, feeding = _feeding_attention(waiting, width)
             found += _chains(before)
-            found.append((feeding, [u]))
+            found += [(feeding, [u])] if feeding else []
             waiting = []
         else:
             waiting.append(u)

@@ -15,13 +15,14 @@ from cost_models.types import FloatArray, IntArray, PlanTable, Workload
 
 _TRAIT_COLUMNS = (
     "bucket_copies", "comm_buffer_bytes", "gathered_units", "unit_grad_bytes", "zero2_gathers", "autocast_copies", "keeps_gradients",
-    "pools_gradients", "step_copies", "carried_logits_share", "boundary_copies", "gather_buffers", "held_outputs", "offloads_parameters", "builds_on_host", "saves_gathered",
+    "pools_gradients", "step_copies", "carried_logits_share", "boundary_copies", "gather_buffers", "held_outputs", "offloads_parameters",
+    "builds_on_host", "saves_gathered",
 )  # fmt: skip
 _STATE_COLUMNS = ("param_bytes", "grad_bytes", "master_bytes", "state_bytes", "sharded_grad_bytes", "compute_bytes")
 #: Columns of a cell: parameters on the rank before data-parallel sharding, bytes per sample, and the runtime's traits.
 CELL_COLUMNS = (
     "params", "experts", "trainable", "trainable_experts", "kept", "again", "temporary", "freed", "logits", "boundary",
-    "unit", "unit_trainable", "root", "stage", "is_first", *_STATE_COLUMNS, *_TRAIT_COLUMNS,
+    "unit", "unit_trainable", "root", "root_trainable", "stage", "is_first", *_STATE_COLUMNS, *_TRAIT_COLUMNS,
 )  # fmt: skip
 _KEY = ("pp_degree", "tp_degree", "cp_degree", "ep_degree", "sequence_parallel", "recompute", "runtime")
 
@@ -33,7 +34,7 @@ class Cells:
     code: IntArray  # cell of each plan
     sums: list[FloatArray]  # one (CELL_COLUMNS, cells) array per candidate stage; cells with fewer candidates repeat their last
     candidates: IntArray  # candidate stages of each cell
-    held: Mapping[int, tuple[Mapping[str, int], ...]]  # runtime code -> plans in which it holds freed tensors
+    held: Mapping[int, tuple[Mapping[str, float], ...]]  # runtime code -> plans in which it holds freed tensors, and how many
 
     @property
     def num_candidates(self) -> int:
@@ -99,6 +100,7 @@ def _price(workload: Workload, keys: PlanTable, traits: Sequence[MemoryTraits], 
         return (s[f"{prefix}_inner"] / tp + s[f"{prefix}_sequence"] / outer + s[f"{prefix}_other"]) / cp  # type: ignore[no-any-return]
 
     unit = s["unit_plain"] + s["unit_tp"] / tp + s["unit_expert"] / expert_cut
+    root = s["root_plain"] + s["root_tp"] / tp
     experts = s["params_expert"] / expert_cut
     trainable_experts = s["trainable_expert"] / expert_cut
     columns = {
@@ -106,8 +108,8 @@ def _price(workload: Workload, keys: PlanTable, traits: Sequence[MemoryTraits], 
         "trainable": s["trainable_plain"] + s["trainable_tp"] / tp + trainable_experts, "trainable_experts": trainable_experts,
         "kept": per_sample("kept"), "again": per_sample("again"), "temporary": per_sample("temporary"), "freed": per_sample("freed"),
         "logits": s["is_last"] * workload.logits_bytes / (cp * np.where(trait["vocab_parallel"] > 0, tp, 1.0)),
-        "boundary": s["boundary"] / (cp * 1.0), "unit": unit, "unit_trainable": unit * s["unit_trained_share"],
-        "root": s["root_plain"] + s["root_tp"] / tp, "is_first": s["is_first"],
+        "boundary": s["boundary"] / cp, "unit": unit, "unit_trainable": unit * s["unit_trained_share"],
+        "root": root, "root_trainable": root * s["root_trainable"] / np.maximum(s["root_plain"] + s["root_tp"], 1.0), "is_first": s["is_first"],
         "stage": np.array([t.index[i] for t, i in zip(tables, which, strict=True)]),
     }  # fmt: skip
     columns |= _state_columns(workload, keys, traits) | {name: trait[name] for name in _TRAIT_COLUMNS}

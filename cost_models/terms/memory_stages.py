@@ -43,7 +43,7 @@ def stage_repeats(workload: Workload, pp_degree: int, cut: str) -> FloatArray:
         return stage_split(workload, pp_degree, cut=cut).counts.astype(np.float64)
     size = len(workload.groups)
     pieces = [g for g, group in enumerate(workload.groups) for _ in range(group.num_repeats)]
-    weights = np.array([group.num_tp_params or group.num_params for group in workload.groups])  # norms cost nothing
+    weights = np.array([group.num_params for group in workload.groups])
     if not workload.groups[0].can_cut:
         weights[0] = 0.0
     if workload.tied_params:

@@ -90,7 +90,8 @@ def _stage(job: StepJob, plan: dict[str, IntArray], code: IntArray, candidate: i
     activations = flight * (micro * c["kept"] + np.where(plan["pp_degree"] > 1, c["boundary_copies"], 0.0) * boundary)
     whole = np.where(plan["tp_degree"] > 1, boundary, 0.0)  # one layer's output, not divided by tensor parallelism
     states["gathered"] = states["gathered"] + whole * c["gather_buffers"]
-    step = _fullest_moment(plan, c, states, activations, flight)
+    backward = {"again": micro * c["again"], "freed": micro * c["freed"], "temporary": plan["micro_batch"] * c["temporary"]}
+    step = _fullest_moment(plan, c, states | backward, activations, flight)
     inputs = _INPUT_COPIES * job.input_bytes * plan["micro_batch"] * c["is_first"]
     lasting = states["parameters"] + states["optimizer"]
     sharded = states["is_sharded"] > 0
@@ -99,7 +100,7 @@ def _stage(job: StepJob, plan: dict[str, IntArray], code: IntArray, candidate: i
     return step | {
         "parameters": states["parameters"] + job.resident_bytes, "optimizer": states["optimizer"], "buckets": states["buckets"], "inputs": inputs,
         "total": step["total"] + lasting + states["buckets"] + inputs,  # resident bytes are equal on all stages
-        "held": np.where(_holds(plan, job.cells.held), whole * c["held_outputs"], 0.0) if job.cells.held else np.zeros(len(code)),
+        "held": whole * _held_outputs(plan, job.cells.held) if job.cells.held else np.zeros(len(code)),
         "held_at_worst": whole * c["held_outputs"],
         "load": np.where(sharded, states["parameters"] + c["param_bytes"] * c["unit"], np.where(plan["offload"] > 0, 0.0, c["param_bytes"] * c["params"])),
         "save": lasting + np.where(sharded, np.maximum(gathered16, c["compute_bytes"] * c["unit"]), 0.0),
@@ -139,46 +140,57 @@ def _states(plan: dict[str, IntArray], c: Columns) -> Columns:
         "optimizer": np.where(offload, 0.0, optimizer),
         "buckets": np.where(data, c["bucket_copies"] * gradients, 0.0) + buffers,
         "gathered": np.where(is_sharded, gathered + layer_grad, casts),
+        "root_gradients": np.where(is_sharded & (zero >= 3), c["compute_bytes"] * c["root_trainable"], 0.0),
         "step": np.where(offload, 0.0, c["step_copies"] * c["param_bytes"] * own),
         "offloaded": np.where(offload, optimizer, 0.0) + np.where(everything, parameters + gradients, 0.0),
         "is_sharded": is_sharded.astype(np.float64),
     }  # fmt: skip
 
 
-def _fullest_moment(plan: dict[str, IntArray], c: Columns, states: Columns, activations: FloatArray, flight: FloatArray) -> Columns:
-    """What is alive beside the states at the fullest of the four moments."""
-    micro, accumulates = plan["micro_batch"], plan["num_microbatches"] > 1
+def _fullest_moment(plan: dict[str, IntArray], c: Columns, has: Columns, activations: FloatArray, flight: FloatArray) -> Columns:
+    """What is alive beside the lasting states at the fullest of the four moments.
+
+    Args:
+        plan: columns of the plans.
+        c: columns of their cells.
+        has: gradients, gathered layers, and what a backward pass makes again, frees before and needs for a moment.
+        activations: kept for backward by all micro-batches in flight.
+        flight: micro-batches in flight.
+    """
+    accumulates = plan["num_microbatches"] > 1
     copies = np.where(plan["schedule"] == _GPIPE, flight, 1.0) + np.where(accumulates, c["carried_logits_share"], 0.0)
-    logits = micro * c["logits"] * copies
-    again, work, freed = micro * c["again"], micro * c["temporary"], micro * c["freed"]
-    all_gradients, gathered = states["gradients"], states["gathered"]
+    logits = plan["micro_batch"] * c["logits"] * copies
+    all_gradients, gathered = has["gradients"], has["gathered"]
     gradients = np.where(accumulates | (c["keeps_gradients"] > 0), all_gradients, 0.0)
-    forward = gradients + activations + gathered + np.maximum(logits, again + work - freed)  # the loss, or the heaviest layer's backward
-    last, step = all_gradients + gathered + again + work, all_gradients + states["step"]
+    layer = has["again"] + has["temporary"] + has["root_gradients"]
+    forward = gradients + activations + gathered + np.maximum(logits, layer - has["freed"])  # the loss, or the heaviest layer's backward
+    last, step = all_gradients + gathered + layer, all_gradients + has["step"]
     total = np.maximum(np.maximum(forward, last), step)
     is_forward = forward >= total
     is_step = ~is_forward & (step >= total)
-    is_loss = is_forward & (logits >= again + work - freed)
+    is_loss = is_forward & (logits >= layer - has["freed"])
     in_backward = np.where(is_loss | is_step, 0.0, 1.0)
     now = np.where(is_forward, gradients, all_gradients)
     return {
-        "total": total, "gradients": now, "activations": np.where(is_forward, activations - np.where(is_loss, 0.0, freed), 0.0), "recomputed": again * in_backward,
-        "logits": np.where(is_loss, logits, 0.0), "gathered": np.where(is_step, 0.0, gathered),
-        "temporaries": work * in_backward + np.where(is_step, states["step"], 0.0),
+        "total": total, "gradients": now, "logits": np.where(is_loss, logits, 0.0), "recomputed": has["again"] * in_backward,
+        "activations": np.where(is_forward, activations - has["freed"] * in_backward, 0.0),
+        "gathered": np.where(is_step, 0.0, gathered + has["root_gradients"] * in_backward),
+        "temporaries": has["temporary"] * in_backward + np.where(is_step, has["step"], 0.0),
         "pooled": np.where((c["pools_gradients"] > 0) & (plan["zero_stage"] >= 2), all_gradients - now, 0.0),
     }  # fmt: skip
 
 
-def _holds(plan: dict[str, IntArray], held: Mapping[int, tuple[Mapping[str, int], ...]]) -> BoolArray:
-    """Plans in which a runtime was seen to hold freed tensors (`held_where`)."""
-    out = np.zeros(len(plan["runtime"]), dtype=np.bool_)
+def _held_outputs(plan: dict[str, IntArray], held: Mapping[int, tuple[Mapping[str, float], ...]]) -> FloatArray:
+    """Freed layer outputs that a runtime was seen to hold in such a plan (`held_where`); the first entry that applies counts."""
+    out = np.zeros(len(plan["runtime"]))
     data = plan["dp_replicate_degree"] * plan["dp_shard_degree"]
     columns = {name: plan[name] for name in ("pp_degree", "tp_degree")} | {"dp_degree": data}
     columns["num_gpus"] = data * plan["tp_degree"] * plan["cp_degree"] * plan["pp_degree"]
     for runtime, alternatives in held.items():
-        for bounds in alternatives:
+        for entry in reversed(alternatives):
             inside = plan["runtime"] == runtime
-            for name, bound in bounds.items():
-                inside &= columns[name[4:]] >= bound if name.startswith("min_") else columns[name[4:]] <= bound
-            out |= inside
+            for name, bound in entry.items():
+                if name != "outputs":
+                    inside &= columns[name[4:]] >= bound if name.startswith("min_") else columns[name[4:]] <= bound
+            out = np.where(inside, entry["outputs"], out)
     return out

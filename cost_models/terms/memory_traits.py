@@ -47,8 +47,8 @@ class MemoryTraits:
     carried_logits_share: float = 0.0  # of a micro-batch's logits, still referenced when the next one peaks
     boundary_copies: float = 0.0  # a stage's outputs kept whole until their backward, as multiples (pipelines only)
     gather_buffers: float = 0.0  # lasting buffers for gathered tensor-parallel inputs, as multiples of a layer's undivided output
-    held_outputs: float = 0.0  # freed tensors that wait for another stream while the host runs ahead, in the same unit
-    held_where: tuple[Mapping[str, int], ...] = ()  # plans in which that was seen; each a set of bounds like {"max_pp_degree": 1}
+    held_outputs: float = 0.0  # freed tensors that may wait for another stream while the host runs ahead, in the same unit
+    held_where: tuple[Mapping[str, float], ...] = ()  # plans in which that was seen: bounds like {"max_pp_degree": 1}, and "outputs"
     reserved_factor: float | None = None  # reserved over allocated; None: the fitted constant
     stage_split: str = ""  # "": as the runtime's `pipeline_cut`
     offloads_parameters: bool = False  # optimizer offload also moves sharded parameters and gradients to the host
@@ -70,8 +70,11 @@ class MemoryTraits:
             raise ValueError(f'runtime {self.name}: stage_split is "{self.stage_split}", not one of {", ".join(STAGE_SPLITS[1:])}')
         if self.selective not in {"attention", "matmul"}:
             raise ValueError(f'runtime {self.name}: selective is "{self.selective}", not "attention" or "matmul"')
-        for name in {key for bounds in self.held_where for key in bounds} - set(HELD_BOUNDS):
-            raise ValueError(f'runtime {self.name}: held_where has no bound "{name}"; known: {", ".join(HELD_BOUNDS)}')
+        for entry in self.held_where:
+            for name in entry.keys() - {*HELD_BOUNDS, "outputs"}:
+                raise ValueError(f'runtime {self.name}: held_where has no bound "{name}"; known: {", ".join(HELD_BOUNDS)}')
+            if "outputs" not in entry:
+                raise ValueError(f'runtime {self.name}: an entry of held_where does not say how many "outputs" are held')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

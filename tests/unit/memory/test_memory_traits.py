@@ -39,7 +39,9 @@ def test_wrong_traits_are_named():
     with pytest.raises(ValueError, match="stage_split"):
         MemoryTraits(stage_split="random")
     with pytest.raises(ValueError, match="max_pp"):
-        MemoryTraits(held_where=({"max_pp": 1},))
+        MemoryTraits(held_where=({"max_pp": 1, "outputs": 1},))
+    with pytest.raises(ValueError, match="outputs"):
+        MemoryTraits(held_where=({"max_pp_degree": 1},))
 
 
 def test_constants_come_from_a_calibration_and_are_checked():

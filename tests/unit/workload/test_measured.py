@@ -47,3 +47,17 @@ def test_the_summary_holds_plain_values_for_the_report_and_the_engines(make_deco
     assert summary["block_paths"] == [f"layers.{i}" for i in range(4)]
     assert [(g["name"], g["num_repeats"], g["num_params"]) for g in summary["layer_groups"]][1] == ("layers.*", 4, 2704)
     assert summary["unused_parameters"] == []
+
+
+def test_blocks_that_share_a_parameter_outside_are_not_wrapped_alone(draft):
+    d = draft()
+    d.module("", "Model")
+    for i in range(3):
+        d.module(f"blocks.{i}", "Block", x=(2, 4, 8), y=(2, 4, 8))
+        d.linear(f"blocks.{i}.up", 8, 32, 4)
+        d.linear(f"blocks.{i}.down", 32, 8, 4)
+    d.params[0]["aliases"] = ["head.weight"]
+    profile = d.profile()
+    summary = model_summary(profile, shape(profile))
+    assert summary["block_paths"] == ["blocks.1", "blocks.2"]
+    assert [p["linear"] for p in summary["tp_pairs"]] == [True]

@@ -239,3 +239,11 @@ def test_a_profile_read_from_a_trace_is_one_group_that_can_not_be_split(draft):
     profile = d.profile(source="imported", form="trace")
     assert [g.name for g in shape(profile).groups] == ["(model)"]
     assert all("read from a trace" in note for note in split_notes(profile))
+
+
+def test_a_lookup_reads_its_rows_and_not_the_table(make_decoder):
+    group = shape(make_decoder(batch=2, seq=8, width=16, vocab=2048)).groups[0]
+    lookup = group.ops.phase == PHASES.index("forward")
+    assert list(group.ops.bytes_per_sample[lookup]) == [2 * 8 * 16 * 4]
+    assert list(group.ops.bytes_fixed[lookup]) == [0]
+    assert group.ops.bytes_fixed[~lookup].sum() == 2048 * 16 * 4  # the gradient of the whole table is written
