@@ -54,9 +54,9 @@ def config(inp: EngineInput) -> dict[str, Any]:
     half = {"bf16": "bfloat16", "fp16": "float16"}.get(meta.autocast_dtype, "")
     if half:
         made["torch_autocast"] = {"enabled": True, "dtype": half}
-    elif inp.precision == "bf16":
+    elif inp.precision == "bf16" or meta.param_dtype == "bf16":
         made["bf16"] = {"enabled": True}
-    elif inp.precision == "fp16":
+    elif inp.precision == "fp16" or meta.param_dtype == "fp16":
         made["fp16"] = {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}
     return made
 

@@ -6,6 +6,7 @@ the first, the last); both depend on who published it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -37,6 +38,15 @@ GRID: Mapping[str, tuple[float, ...]] = {
     "context_bytes": (0.6 * GIB, 0.9 * GIB, 1.2 * GIB, 1.6 * GIB, 2.0 * GIB),
     "group_bytes": (0.0, 0.2 * GIB, 0.35 * GIB, 0.5 * GIB, 0.7 * GIB),
 }
+#: Constants that a user's own runs move, with the values tried, and how far they usually lie from the shipped ones (standard deviation of
+#: the logarithm).
+OWN_GRID: Mapping[str, tuple[float, ...]] = {
+    "activation_scale": tuple(round(0.7 + 0.05 * i, 2) for i in range(19)),
+    "reserved_factor": tuple(round(1.02 + 0.02 * i, 2) for i in range(15)),
+    "context_bytes": tuple(GIB * x for x in (0.5, 0.8, 1.2, 1.6, 2.0, 3.0, 4.0)),
+}
+DEVIATIONS: Mapping[str, float] = {"activation_scale": 0.1, "reserved_factor": 0.05, "context_bytes": 0.4}
+_USUAL_ERROR = 0.05  # of a run's figure when all constants are right
 #: Values before any figure was seen, where a fit starts.
 NEUTRAL: Mapping[str, float] = {"reserved_factor": 1.1, "floor_bytes": 0.1 * GIB, "context_bytes": 0.9 * GIB, "group_bytes": 0.35 * GIB}
 
@@ -80,10 +90,12 @@ def memory_runs(table: RunTable) -> MemoryRuns:
     )  # fmt: skip
 
 
-def price_runs(runs: MemoryRuns, *, traits_of: Callable[[str], MemoryTraits] = memory_traits) -> RawMemory:
-    """Runs priced up to the constants that a fit moves."""
+def price_runs(
+    runs: MemoryRuns, *, traits_of: Callable[[str], MemoryTraits] = memory_traits, constants: MemoryConstants | None = None
+) -> RawMemory:
+    """Runs priced up to the constants of allocator and driver; of `constants` only `activation_scale` counts here."""
     ranks = [str(r) for r in runs.rank]
-    return raw_rows(runs.workloads, runs.clusters, runs.plans, MemoryConstants(), ranks=ranks, traits_of=traits_of)
+    return raw_rows(runs.workloads, runs.clusters, runs.plans, constants or MemoryConstants(), ranks=ranks, traits_of=traits_of)
 
 
 def predicted(runs: MemoryRuns, raw: RawMemory, constants: MemoryConstants) -> tuple[FloatArray, FloatArray]:
@@ -128,6 +140,35 @@ def fit_memory_constants(
         if best == before:
             break
     return MemoryConstants.from_mapping(constants)
+
+
+def calibrate_memory(runs: MemoryRuns, start: MemoryConstants | None = None) -> dict[str, float]:
+    """The `memory` table of a calibration for a user's own runs, near the constants started from.
+
+    Each constant pays for its distance as much as one run that is off by as many standard deviations: few runs move little.
+
+    Args:
+        runs: the user's runs with a memory figure; at least one.
+        start: constants to stay near; the shipped ones by default.
+    """
+    shipped = dataclasses.asdict(start or MemoryConstants())
+    raws = {scale: price_runs(runs, constants=MemoryConstants(activation_scale=scale)) for scale in OWN_GRID["activation_scale"]}
+
+    def loss(values: Mapping[str, float]) -> float:
+        constants = MemoryConstants.from_mapping(values)
+        error = np.abs(np.log(predicted(runs, raws[constants.activation_scale], constants)[0] / runs.measured_bytes))
+        moved = sum(abs(np.log(values[name] / shipped[name])) / DEVIATIONS[name] for name in OWN_GRID)
+        return float(np.minimum(error, 3 * _USUAL_ERROR).sum() / _USUAL_ERROR + moved)
+
+    values = dict(shipped) | {"activation_scale": min(raws, key=lambda scale: abs(scale - shipped["activation_scale"]))}
+    best = loss(values)
+    for _ in range(3):
+        for name, candidates in OWN_GRID.items():
+            for candidate in candidates:
+                now = loss(values | {name: candidate})
+                if now < best - 1e-9:
+                    best, values = now, values | {name: candidate}
+    return {name: float(values[name]) for name in OWN_GRID}
 
 
 def fold_errors(

@@ -11,19 +11,21 @@ import torch
 
 from advisor.classify.operators import operator_class
 from advisor.profiling import hazards, headline, tables
-from advisor.profiling.recorder import Recorder, Row, dtype_name
+from advisor.profiling.recorder import Recorder
+from advisor.profiling.rows import Row, dtype_name
 from advisor.profiling.schema import MODULE_COLUMNS, OPERATOR_COLUMNS, PARAMETER_COLUMNS, ProfileMeta, StepProfile, frame
 from advisor.profiling.source import Source
 from advisor.profiling.watcher import Watcher
 from advisor.profiling.world import World
 
 
-def build(source: Source, script: str, watcher: Watcher, recorder: Recorder, world: World, warnings: list[str], asked_workers: list[int],
-          batch_size: int | None) -> StepProfile:  # fmt: skip
+def build(source: Source, script: str, *, watcher: Watcher, recorder: Recorder, world: World, warnings: list[str],
+          asked_workers: list[int], batch_size: int | None) -> StepProfile:  # fmt: skip
     """The profile of the step that was seen.
 
     `saved_bytes` of rows in phase "forward" is what this script keeps as it is; rows in phase "recompute" carry what the
-    checkpointed blocks would keep without checkpointing, so the two together are the bytes without any checkpointing.
+    checkpointed blocks would keep without checkpointing, so the two together are the bytes without any checkpointing
+    (and the inputs of the blocks, which only checkpointing keeps).
     """
     model = tables.find_model(watcher)
     rows = _step_rows(watcher, recorder, model)

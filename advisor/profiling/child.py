@@ -62,7 +62,7 @@ def main() -> None:
     folder = Path(request.folder)
     try:
         failure = run(request)
-    except Exception as error:  # noqa: BLE001  ours or torch's, not the script's: the parent tries another way
+    except Exception as error:
         failure = Failure(kind="crash", message=f"{request.script} could not be recorded: {type(error).__name__}: {error}",
                           details=traceback.format_exc()[-8000:])  # fmt: skip
     if failure is not None:
@@ -118,7 +118,7 @@ def run_script(request: Request, num_steps: int, device: str, batch_size: int | 
             runpy.run_path(request.path, run_name="__main__")
     except Stop:
         return None
-    except BaseException as error:  # noqa: BLE001  the script's own, whatever it is
+    except BaseException as error:
         return error
     return None
 

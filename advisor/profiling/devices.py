@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from advisor.profiling import cuda_api
 from advisor.profiling.world import CPU, World
 
 _FACTORIES = (
@@ -28,7 +28,7 @@ def install(world: World) -> None:
     _patch_tensor(world)
     _patch_module(world)
     _patch_autocast(world)
-    _patch_cuda(world)
+    cuda_api.install(world)
 
 
 def _patch_factories(world: World) -> None:
@@ -91,14 +91,14 @@ class _IntendedCopy(torch.autograd.Function):
 
 def _copied(world: World, tensor: torch.Tensor, target: torch.device, dtype: torch.dtype) -> torch.Tensor:
     source = world.device_of(tensor)
-    on_copy, world.on_copy = world.on_copy, None  # one row, not one more for the operator that stands in
+    world.is_copying = True  # one row, not one more for the operator that stands in
     try:
-        out = torch.ops.aten._to_copy.default(tensor.detach(), dtype=dtype)
+        out: torch.Tensor = torch.ops.aten._to_copy.default(tensor.detach(), dtype=dtype)
     finally:
-        world.on_copy = on_copy
+        world.is_copying = False
     world.set_device(out, target)
-    if on_copy is not None:
-        on_copy(tensor, out, source, target)
+    if world.on_copy is not None:
+        world.on_copy(tensor, out, source, target)
     return out
 
 
@@ -111,7 +111,8 @@ def move(world: World, tensor: torch.Tensor, device: Any, dtype: torch.dtype | N
         world.set_device(tensor, target)  # no second copy of a real model
         return tensor if dtype in (None, tensor.dtype) else _plain_to(tensor, dtype)
     if tensor.requires_grad and torch.is_grad_enabled():
-        moved: torch.Tensor = _IntendedCopy.apply(tensor, target, dtype or tensor.dtype, world)
+        copy: Any = _IntendedCopy
+        moved: torch.Tensor = copy.apply(tensor, target, dtype or tensor.dtype, world)
     else:
         with torch.no_grad():
             moved = _copied(world, tensor, target, dtype or tensor.dtype)
@@ -123,8 +124,8 @@ _plain_to: Callable[..., torch.Tensor] = torch.Tensor.to
 
 
 def _patch_tensor(world: World) -> None:
-    plain_device, plain_is_cuda = torch.Tensor.device, torch.Tensor.is_cuda
     tensor_class: Any = torch.Tensor
+    plain_device, plain_is_cuda = tensor_class.device, tensor_class.is_cuda
 
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         device, dtype = kwargs.get("device"), kwargs.get("dtype")
@@ -135,7 +136,8 @@ def _patch_tensor(world: World) -> None:
                 device, dtype = arg.device, arg.dtype
             elif not isinstance(arg, bool) and arg is not None:
                 device = arg
-        wanted = world.device(kwargs.get("other").device if kwargs.get("other") is not None else device)
+        other = kwargs.get("other")
+        wanted = world.device(other.device if other is not None else device)
         if wanted is None or wanted.type not in ("cuda", "cpu") or (wanted.type == "cpu" and not world.has_label(self)):
             return _plain_to(self, *args, **kwargs)
         return move(world, self, wanted, dtype)
@@ -171,7 +173,7 @@ def _patch_tensor(world: World) -> None:
 def _patch_module(world: World) -> None:
     depth = 0
 
-    def apply_in_place(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> torch.nn.Module:
+    def apply_in_place(self: Any, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         nonlocal depth
         if depth == 0:
             held = {id(p): p for p in self.parameters() if not world.has_label(p) and not p.is_meta}
@@ -193,7 +195,7 @@ def _patch_module(world: World) -> None:
     module_class: Any = torch.nn.Module
     module_class._apply = apply_in_place
 
-    def module_cuda(self: torch.nn.Module, device: Any = None) -> torch.nn.Module:
+    def module_cuda(self: Any, device: Any = None) -> Any:
         return self._apply(lambda t: t.cuda(device))
 
     module_class.cuda = module_cuda
@@ -249,92 +251,3 @@ def _patch_autocast(world: World) -> None:
     plain_enabled = torch.is_autocast_enabled
     torch.is_autocast_enabled = lambda device_type="cpu": plain_enabled(on_cpu(device_type))  # type: ignore[assignment]
     torch.get_autocast_gpu_dtype = lambda: torch.get_autocast_dtype("cpu")
-
-
-class _Properties(types.SimpleNamespace):
-    """Device properties of a card with room for anything."""
-
-
-class _Event:
-    """A CUDA event or stream that has always happened."""
-
-    cuda_stream = 0
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def elapsed_time(self, _other: Any) -> float:
-        return 1.0
-
-    def query(self) -> bool:
-        return True
-
-    def __getattr__(self, _name: str) -> Callable[..., None]:
-        return lambda *_, **__: None
-
-    def __enter__(self) -> _Event:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
-
-
-def _patch_cuda(world: World) -> None:
-    properties = _Properties(
-        name="NVIDIA H100 80GB HBM3", total_memory=80 << 30, major=9, minor=0, multi_processor_count=132, uuid="", warp_size=32,
-        max_threads_per_multi_processor=2048, gcnArchName="", is_multi_gpu_board=False, shared_memory_per_block_optin=232448,
-    )  # fmt: skip
-
-    @contextlib.contextmanager
-    def on_device(device: Any = None) -> Iterator[None]:
-        before = world.current_device
-        set_device(device)
-        try:
-            yield
-        finally:
-            world.current_device = before
-
-    def set_device(device: Any = None) -> None:
-        found = world.device(device)
-        if found is not None and found.type == "cuda" and found.index is not None:
-            world.current_device = found.index
-
-    answers: dict[str, Any] = {
-        "is_available": True, "device_count": world.num_devices, "get_device_capability": (9, 0), "get_device_name": properties.name,
-        "get_device_properties": properties, "is_bf16_supported": True, "memory_allocated": 0, "memory_reserved": 0,
-        "max_memory_allocated": 0, "max_memory_reserved": 0, "mem_get_info": (80 << 30, 80 << 30), "memory_stats": {}, "is_initialized": True,
-        "memory_summary": "", "can_device_access_peer": True, "get_arch_list": ["sm_90"], "utilization": 0, "initial_seed": 0,
-    }  # fmt: skip
-    quiet = (
-        "synchronize", "empty_cache", "manual_seed", "manual_seed_all", "seed", "seed_all", "reset_peak_memory_stats", "init", "_lazy_init",
-        "reset_max_memory_allocated", "set_per_process_memory_fraction", "set_rng_state", "set_rng_state_all", "ipc_collect", "_lazy_call",
-        "reset_accumulated_memory_stats", "set_stream",
-    )  # fmt: skip
-    for name, answer in answers.items():
-        setattr(torch.cuda, name, lambda *_, _answer=answer, **__: _answer)
-    for name in quiet:
-        setattr(torch.cuda, name, lambda *_, **__: None)
-    cuda: Any = torch.cuda
-    cuda.current_device = lambda: world.current_device
-    cuda.set_device, cuda.device, cuda.device_of = set_device, on_device, lambda tensor: on_device(tensor.device)
-    cuda.get_rng_state = lambda *_: torch.zeros(16, dtype=torch.uint8)
-    cuda.get_rng_state_all = lambda *_: [torch.zeros(16, dtype=torch.uint8)] * world.num_devices
-    cuda.Event, cuda.Stream, cuda.ExternalStream = _Event, _Event, _Event
-    cuda.current_stream = cuda.default_stream = lambda *_: _Event()
-    cuda.stream = lambda *_: contextlib.nullcontext()
-    plain_generator = torch.Generator
-
-    class Generator(plain_generator):  # type: ignore[misc, valid-type]
-        def __new__(cls, device: Any = "cpu") -> Any:
-            return plain_generator(world.real_device(device))
-
-    torch.Generator = Generator  # type: ignore[misc]
-    accelerator: Any = getattr(torch, "accelerator", None)
-    if accelerator is not None:
-        accelerator.is_available = lambda *_: True
-        accelerator.device_count = lambda *_: world.num_devices
-        accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
-        accelerator.current_device_index = lambda *_: world.current_device
-        accelerator.current_stream = lambda *_: _Event()
-        for name in ("synchronize", "set_device_index", "set_device_idx", "set_stream", "empty_cache"):
-            setattr(accelerator, name, lambda *_, **__: None)

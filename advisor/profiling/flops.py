@@ -6,9 +6,12 @@ A multiply-add counts as 2. Attention counts the full square of positions, causa
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils import flop_counter
+
+_counter: Any = flop_counter
 
 
 def count(packet: Any, name: str, args: Any, kwargs: dict[str, Any], out: Any) -> int:
@@ -17,19 +20,19 @@ def count(packet: Any, name: str, args: Any, kwargs: dict[str, Any], out: Any) -
     try:
         if own is not None:
             return int(own(args))
-        formula = flop_registry.get(packet)
+        formula: Any = _counter.flop_registry.get(packet)
         return int(formula(*args, **kwargs, out_val=out)) if formula is not None else 0
     except (TypeError, ValueError, AttributeError, AssertionError, IndexError):
         return 0
 
 
 def _attention(args: Any) -> int:
-    return int(sdpa_flop_count(_queries(args[0], args[0]), _queries(args[1], args[0]), _queries(args[2], args[0])))
+    return int(_counter.sdpa_flop_count(_queries(args[0], args[0]), _queries(args[1], args[0]), _queries(args[2], args[0])))
 
 
 def _attention_backward(args: Any) -> int:
     grad, q, k, v = args[:4]
-    return int(sdpa_backward_flop_count(tuple(grad.shape), _queries(q, q), _queries(k, q), _queries(v, q)))
+    return int(_counter.sdpa_backward_flop_count(tuple(grad.shape), _queries(q, q), _queries(k, q), _queries(v, q)))
 
 
 def _queries(tensor: Any, query: Any) -> tuple[int, ...]:
@@ -49,7 +52,7 @@ def _recurrent_layer(args: Any) -> int:
     return 2 * int(steps) * int(args[1].numel() + args[2].numel())
 
 
-_OWN = {
+_OWN: dict[str, Callable[[Any], int]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu": _attention,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "aten.mv": lambda args: 2 * math.prod(args[0].shape),

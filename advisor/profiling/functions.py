@@ -29,7 +29,7 @@ def train(namespace: Mapping[str, Any], entry: str, batch_size: int | None, *, n
         batch = make_batch(namespace["make_batch"], batch_size)
         batch = tree_map(lambda t: t.to(device) if isinstance(t, torch.Tensor) else t, batch)
         loss = loss_fn(model, batch)
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from advisor.profiling.recorder import Row, dtype_name
+from advisor.profiling.calls import RootCall
+from advisor.profiling.rows import Row, dtype_name
 from advisor.profiling.storages import num_bytes
 from advisor.profiling.tables import Model
-from advisor.profiling.watcher import RootCall, Watcher
+from advisor.profiling.watcher import Watcher
 from advisor.profiling.world import World
 
 _LOSS_OPERATORS = ("aten.nll_loss_forward", "aten.nll_loss2d_forward", "aten.nll_loss_nd")

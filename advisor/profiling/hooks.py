@@ -11,8 +11,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from advisor.profiling import values
+from advisor.profiling.calls import signature
 from advisor.profiling.recorder import Recorder
-from advisor.profiling.watcher import Watcher, signature
+from advisor.profiling.watcher import Watcher
 
 
 def install(watcher: Watcher, *, replays: bool) -> None:
@@ -183,8 +184,9 @@ def fold_calls(recorder: Recorder, *, drops_dropout: bool) -> None:
     functional: Any = torch.nn.functional
     attention: Callable[..., Any] = functional.scaled_dot_product_attention
 
-    def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
-                                     **kwargs: Any) -> Any:  # fmt: skip
+    def scaled_dot_product_attention(  # noqa: PLR0917  torch's own signature
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **kwargs: Any
+    ) -> Any:
         if drops_dropout and dropout_p < 1.0:
             dropout_p = 0.0
         with recorder.folded("aten._scaled_dot_product_attention_math", [query, key, value], causal=is_causal):

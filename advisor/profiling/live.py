@@ -45,7 +45,7 @@ class LiveWatcher(Watcher):
         super().leave(module, result)
 
     def _open(self, name: str) -> None:
-        opened = torch.profiler.record_function(name)
+        opened: Any = torch.profiler.record_function(name)
         opened.__enter__()
         self.ranges.append(opened)
 
@@ -78,6 +78,7 @@ class LiveWatcher(Watcher):
             self.boundaries[-1] = _now()
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        del optimizer
         self.update_depth += 1
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -141,7 +142,7 @@ def _save(request: Request, watcher: LiveWatcher, device: str) -> None:
 
 def _event(event: Any) -> Event:
     """The few fields we need of a `torch.autograd.profiler_util.FunctionEvent`; times there are microseconds."""
-    is_device = event.device_type != torch.autograd.DeviceType.CPU
+    is_device = not str(event.device_type).endswith("CPU")
     return Event(
         id=int(event.id), name=str(event.name), thread=int(event.thread), start_us=float(event.time_range.start), end_us=float(event.time_range.end),
         sequence=int(event.sequence_nr), is_device=is_device, device_us=float(sum(k.duration for k in event.kernels)), num_kernels=len(event.kernels),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from advisor.profiling import flops, values
+from advisor.profiling.rows import Row, dtype_name
 from advisor.profiling.storages import StorageMap, num_bytes
 from advisor.profiling.world import CPU, World
 
@@ -27,43 +28,9 @@ _NOT_WORK = {
 }  # fmt: skip
 #: Allocations made by the first optimizer step only: its state.
 _STATE_MAKERS = {"aten.zeros_like", "aten.zeros", "aten.full_like", "aten.ones_like", "aten.full", "aten.new_zeros", "aten.scalar_tensor"}
-_DTYPES = {
-    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64", torch.int64: "int64", torch.int32: "int32",
-    torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
-}  # fmt: skip
 _ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention")
 #: Kernels of a multi-tensor launch: at most 320 chunks of 65,536 elements and about 64 tensors each (ATen/native/cuda/MultiTensorApply.cuh).
 _CHUNK_ELEMENTS, _CHUNKS_PER_LAUNCH, _TENSORS_PER_LAUNCH = 65536, 320, 64
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Short name of a dtype: "bf16", "int64", ..."""
-    return _DTYPES.get(dtype) or str(dtype).removeprefix("torch.")
-
-
-@dataclass(slots=True)
-class Row:
-    """One operator call; names of modules and weights are found when the step is over."""
-
-    phase: str
-    operator: str
-    module: torch.nn.Module | None
-    input_shapes: list[list[int]] = field(default_factory=list)
-    output_shapes: list[list[int]] = field(default_factory=list)
-    dtype: str = ""
-    weight: torch.Tensor | None = None
-    flops: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-    saved_bytes: int = 0
-    causal: int = 0
-    num_kernels: int = 1
-    device: str = "cpu"
-    copy_from: str = ""
-    copy_to: str = ""
-    forward: Row | None = None  # of a backward call
-    evaluated: torch.nn.Module | None = None  # model that was called without gradients
-    is_folded: bool = False  # several calls in one row
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +42,10 @@ class _Operator:
     is_attention: bool
 
 
-class Recorder(TorchDispatchMode):
+_Mode: Any = TorchDispatchMode
+
+
+class Recorder(_Mode):  # type: ignore[misc]
     """Rows of the operators called while `is_recording`.
 
     Args:
@@ -99,7 +69,7 @@ class Recorder(TorchDispatchMode):
         self._operators: dict[Any, _Operator] = {}
         self._fold_depth = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: D105
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         kwargs = kwargs or {}
@@ -116,9 +86,9 @@ class Recorder(TorchDispatchMode):
             self.world.num_inside -= 1
         outs = values.tensors_in((out,), [])
         device = self._spread_device(ins, outs)
-        if self.is_recording:
+        if self.is_recording and not self.world.is_copying:
             if operator.is_work:
-                self._add(func, operator, args, kwargs, ins, outs, out, device)
+                self._add(func, operator, args, kwargs, ins=ins, outs=outs, out=out, device=device)
             elif not self.watcher.roots and operator.name == "aten.detach" and torch._C._current_graph_task_id() != -1:
                 variable = getattr(torch._C._current_autograd_node(), "variable", None)
                 if variable is not None:
@@ -136,7 +106,7 @@ class Recorder(TorchDispatchMode):
             out = func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             return self._data_dependent(func, operator, args, kwargs, ins)
-        values.keep(self.world, func, args, kwargs, ins, values.tensors_in((out,), []), operator.mutates)
+        values.keep(self.world, func, args, kwargs, ins=ins, outs=values.tensors_in((out,), []), mutates=operator.mutates)
         return out
 
     def _data_dependent(self, func: Any, operator: _Operator, args: Any, kwargs: Any, ins: list[torch.Tensor]) -> Any:
@@ -189,7 +159,7 @@ class Recorder(TorchDispatchMode):
                     world.set_device(t, device)
         return device
 
-    def _add(self, func: Any, operator: _Operator, args: Any, kwargs: Any, ins: list[torch.Tensor], outs: list[torch.Tensor], out: Any,
+    def _add(self, func: Any, operator: _Operator, args: Any, kwargs: Any, *, ins: list[torch.Tensor], outs: list[torch.Tensor], out: Any,
              device: torch.device) -> None:  # fmt: skip
         watcher = self.watcher
         if operator.name == "aten.copy_" and len(ins) == 2 and self.world.device_of(ins[0]) != self.world.device_of(ins[1]):

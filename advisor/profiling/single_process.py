@@ -32,7 +32,7 @@ def install(facts: dict[str, str], location: Callable[[], str]) -> None:
     for name in ("DistributedDataParallel", "DataParallel"):
         _see_through(getattr(parallel, name), name, facts)
     with contextlib.suppress(ImportError):
-        import torch.distributed.fsdp as fsdp
+        from torch.distributed import fsdp
 
         for name in ("FullyShardedDataParallel",):
             _see_through(getattr(fsdp, name), name, facts)
@@ -76,7 +76,7 @@ def _patch_groups(facts: dict[str, str], location: Callable[[], str]) -> None:
     dist.all_gather_into_tensor = dist.reduce_scatter_tensor = gather_into
     dist.all_gather_object = lambda outputs, value, *_, **__: outputs.__setitem__(0, value)
     with contextlib.suppress(ImportError, AttributeError):
-        import torch.distributed.nn.functional as functional
+        from torch.distributed.nn import functional
 
         any_functional: Any = functional
         any_functional.all_gather = lambda tensor, *_, **__: (tensor,)

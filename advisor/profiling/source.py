@@ -140,7 +140,7 @@ def _text_facts(path: Path, tree: ast.Module) -> dict[str, str]:
             for keyword in call.keywords:
                 if keyword.arg == "device_map" and isinstance(keyword.value, ast.Constant) and keyword.value.value not in (None, "cpu"):
                     facts["device-map-sequential"] = (
-                        f'device_map="{keyword.value.value}" at {path.name}:{call.lineno} runs layers one device after another'
+                        f'device_map="{keyword.value.value!s}" at {path.name}:{call.lineno} runs layers one device after another'
                     )
     return facts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -27,7 +27,8 @@ class StorageMap(Generic[T]):
     def put(self, tensor: torch.Tensor, value: T) -> None:
         if tensor.layout == torch.strided:
             storage = tensor.untyped_storage()
-            self._entries[storage._cdata] = (StorageWeakRef(storage), value)
+            weak: Any = StorageWeakRef
+            self._entries[storage._cdata] = (weak(storage), value)
 
     def get(self, tensor: torch.Tensor) -> T | None:
         if not self._entries or tensor.layout != torch.strided:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from advisor.profiling.recorder import dtype_name
+from advisor.profiling.rows import dtype_name
 from advisor.profiling.watcher import Watcher
 
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "OptimizedModule")
@@ -99,9 +99,9 @@ def _name_parts(model: Model, prefix: str, root: torch.nn.Module) -> None:
         model.names.setdefault(id(p), []).append(".".join(q for q in (prefix, name) if q))
         model.parameters[id(p)] = p
     for module in root.modules():
-        for p in module._parameters.values():
-            if p is not None:
-                model.owners.setdefault(id(p), model.paths[id(module)])
+        for own in module._parameters.values():
+            if own is not None:
+                model.owners.setdefault(id(own), model.paths[id(module)])
 
 
 def _find_others(model: Model) -> None:

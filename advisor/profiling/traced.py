@@ -26,7 +26,8 @@ def run(request: Request) -> Failure | None:
     """Run the script, record one step, save its profile."""
     warnings.simplefilter("ignore")
     fake = request.way == "fake"
-    world, watcher, asked_workers = World(fake=fake, num_devices=request.num_devices), Watcher(Path(request.path)), []
+    world, watcher = World(fake=fake, num_devices=request.num_devices), Watcher(Path(request.path))
+    asked_workers: list[int] = []
     recorder = Recorder(world, watcher)
     watcher.recorder = recorder
     devices.install(world)
@@ -42,7 +43,7 @@ def run(request: Request) -> Failure | None:
 
     def finish() -> None:
         recorder.is_recording = False
-        save_profile(_profile(request, watcher, recorder, world, asked_workers, None), Path(request.folder) / "profile")
+        save_profile(_profile(request, recorder, asked_workers, None), Path(request.folder) / "profile")
         os._exit(0)
 
     watcher.finish = finish
@@ -50,22 +51,22 @@ def run(request: Request) -> Failure | None:
         error = run_script(request, 2, "cuda", request.batch_size)
     recorder.is_recording = False
     if watcher.has_step:
-        save_profile(_profile(request, watcher, recorder, world, asked_workers, error), Path(request.folder) / "profile")
+        save_profile(_profile(request, recorder, asked_workers, error), Path(request.folder) / "profile")
         return None
     failure = explain(request, error, watcher)
     return dataclasses.replace(failure, host_model_bytes=_model_bytes(watcher, world))
 
 
-def _profile(
-    request: Request, watcher: Watcher, recorder: Recorder, world: World, asked_workers: list[int], error: BaseException | None
-) -> StepProfile:
+def _profile(request: Request, recorder: Recorder, asked_workers: list[int], error: BaseException | None) -> StepProfile:
+    watcher, world = recorder.watcher, recorder.world
     notes = list(request.warnings)
     if error is not None and not isinstance(error, SystemExit):
         notes.append(f"The script stopped after its first step: {explain(request, error, watcher).message}")
     source = Source(path=Path(request.path), entry=request.entry, form=request.form, declared=tuple(request.declared),
                     imports=tuple(request.imports), facts=request.facts)  # fmt: skip
     batch_size = request.batch_size if request.form == "functions" else None
-    return assemble.build(source, request.script, watcher, recorder, world, notes, asked_workers, batch_size)
+    return assemble.build(source, request.script, watcher=watcher, recorder=recorder, world=world, warnings=notes, asked_workers=asked_workers,
+                          batch_size=batch_size)  # fmt: skip
 
 
 def _model_bytes(watcher: Watcher, world: World) -> int:

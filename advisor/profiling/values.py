@@ -68,7 +68,7 @@ def tensors_in(values: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def keep(
-    world: World, func: Any, args: Any, kwargs: dict[str, Any], ins: list[torch.Tensor], outs: list[torch.Tensor], mutates: bool
+    world: World, func: Any, args: Any, kwargs: dict[str, Any], *, ins: list[torch.Tensor], outs: list[torch.Tensor], mutates: bool
 ) -> None:
     """Work the values of a small result out of the values of its arguments, where all are known."""
     if not outs and not mutates:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from advisor.profiling import values
-from advisor.profiling.recorder import Recorder, Row
+from advisor.profiling.calls import Frame, ModuleCall, RootCall, fields_of, signature
+from advisor.profiling.recorder import Recorder
+from advisor.profiling.rows import Row
 from advisor.profiling.storages import StorageMap
 
 #: Micro-batches without any update after which the script is taken to update by means we don't see.
@@ -29,44 +30,13 @@ class Stop(BaseException):
     """Ends the script from inside its own loop; BaseException, so that a script's `except Exception` doesn't swallow it."""
 
 
-@dataclass(slots=True)
-class ModuleCall:
-    """What is known of a module's calls in the recorded micro-batch."""
-
-    order: int
-    input_shape: list[int]
-    input_group: int
-    num_calls: int = 0
-    output_shape: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Frame:
-    module: torch.nn.Module
-    last_input: torch.Tensor | None = None  # first argument of the last child that owns parameters
-    last_group: int = -1
-
-
-@dataclass(slots=True)
-class RootCall:
-    """First call of a model: its inputs and outputs."""
-
-    module: torch.nn.Module
-    inputs: list[torch.Tensor]
-    input_shapes: list[list[int]]
-    signature: Any
-    outputs: list[torch.Tensor] = field(default_factory=list)
-    result: Any = None
-    has_grad: bool = True
-
-
 class Watcher:
     """State of the step, fed by the hooks of `hooks.py`."""
 
     def __init__(self, script: Path) -> None:
         self.script = script
         self.recorder: Recorder | None = None
-        self.stack: list[_Frame] = []
+        self.stack: list[Frame] = []
         self.stage = "before"  # before, forward, after (a backward pass)
         self.micro_batch = 0
         self.num_backward = 0
@@ -117,7 +87,7 @@ class Watcher:
             self.evaluation = (len(self.recorder.rows) if self.recorder is not None else 0, stage)
         if not in_backward and self.micro_batch == 0 and self.evaluation is None:
             self._note_call(module, tensors)
-        self.stack.append(_Frame(module))
+        self.stack.append(Frame(module))
 
     def leave(self, module: torch.nn.Module, result: Any) -> None:
         """A module has returned (None as result after an exception)."""
@@ -126,12 +96,12 @@ class Watcher:
             self._end_evaluation(module)
         call = self.calls.get(id(module))
         if result is not None and call is not None and not call.output_shape:
-            outs = values.tensors_in((result,), []) or values.tensors_in(_fields(result), [])
+            outs = values.tensors_in((result,), []) or values.tensors_in(fields_of(result), [])
             call.output_shape = list(outs[0].shape) if outs else []
         root = self.roots.get(id(module)) if not self.stack else None
         if root is not None and root.result is None and result is not None:
             root.result = result
-            root.outputs = values.tensors_in((result,), []) or values.tensors_in(_fields(result), [])
+            root.outputs = values.tensors_in((result,), []) or values.tensors_in(fields_of(result), [])
 
     def _end_evaluation(self, module: torch.nn.Module) -> None:
         """A model was called without gradients: its rows count only if it is another model than the trained one."""
@@ -300,15 +270,3 @@ class Watcher:
                 fallback = f"{Path(name).name}:{frame.f_lineno}"
             frame = frame.f_back
         return fallback
-
-
-def signature(tensors: list[torch.Tensor]) -> Any:
-    """What must be equal for two calls of a model to do the same work."""
-    return tuple((tuple(t.shape), t.dtype) for t in tensors)
-
-
-def _fields(result: Any) -> list[Any]:
-    """Values of a mapping or of an object with attributes, for results that are neither tensors nor tuples."""
-    if isinstance(result, dict):
-        return list(result.values())
-    return list(getattr(result, "__dict__", {}).values())

@@ -52,7 +52,7 @@ def shape_layout(layout: Layout, *, precision: str | None, optimizer: str | None
         seq_len=float(meta.seq_len), hidden_size=facts.hidden_size(layout), num_heads=heads, num_kv_heads=kv_heads,
         vocab_size=float(meta.vocab_size), num_experts=experts, num_active_experts=active_experts, tied_params=facts.tied_params(layout),
         logits_bytes=num_elements(layout.logits) * BYTES_PER_LOGIT / pricing.batch_size if layout.logits else 0.0,
-        input_bytes=meta.input_bytes / pricing.batch_size, model_flops=_model_flops(layout, pricing),
+        resident_bytes=_resident_bytes(profile=layout.profile), input_bytes=meta.input_bytes / pricing.batch_size, model_flops=_model_flops(layout, pricing),
         can_tensor_parallel=not layout.tp_reason, can_pipeline=bool(layout.cuts.parts), traced_batch=pricing.batch_size,
         measured_step_s=meta.step_time_s / max(meta.accumulation, 1) if on_gpu and meta.step_time_s else None,
         measured_device=facts.device_name(layout) if on_gpu else "", measured_host_s_per_kernel=facts.measured_host_s_per_kernel(layout),
@@ -82,3 +82,10 @@ def _model_flops(layout: Layout, pricing: Pricing) -> float:
                 flops *= (2.0 if entry.is_causal else 1.0) * (0.8 if phase == "backward" else 1.0)
             total += flops
     return total
+
+
+def _resident_bytes(*, profile: StepProfile) -> float:
+    """Buffers, and models beside the trained one (EMA copies, teachers), on every rank whatever the plan; their weights as fp32 unless 16-bit."""
+    meta = profile.meta
+    element_bytes = 2.0 if meta.param_dtype in {"bf16", "fp16"} else 4.0
+    return meta.buffer_bytes + element_bytes * sum(meta.other_models.values())

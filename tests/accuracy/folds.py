@@ -1,4 +1,5 @@
-"""Held-out errors of the step-time model on published runs. `python -m tests.accuracy.folds` refits and rewrites `baseline.json`.
+"""Held-out errors of the step-time model on published runs. `python -m tests.accuracy.folds` refits, and rewrites `baseline.json`,
+`fold_constants.json` and the shipped calibration.
 
 Two kinds of fold. M leaves out a whole model of every source at once (its runtime may be known from other models); S leaves out a
 whole source, and prices it without the quirks that were read off its runs. `runs.csv` holds the published figures with their sources.
@@ -9,14 +10,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+import cost_models
 from advisor.measure.evaluate import error_figures, error_table, sweep_table
 from advisor.measure.fit import DEVICE_FACTORS, Parameter, Problem, fit, make_problem, parameters, to_calibration
 from advisor.measure.runs import RunTable, read_runs
-from cost_models import load_calibration
+from cost_models import calibration_toml, load_calibration
 
 HERE = Path(__file__).parent
 NUM_M_FOLDS = 12
@@ -101,6 +104,31 @@ def interval_factors(runs: RunTable, held_out: dict[str, np.ndarray]) -> dict[st
     return {"known_runtime_factor": float(np.exp(np.quantile(off["M"], 0.8))), "unknown_runtime_factor": float(np.exp(unknown))}
 
 
+def parameter_names(params: list[Parameter]) -> list[str]:
+    return [f"{p.constant}@{p.runtime or p.family}".rstrip("@") for p in params]
+
+
+def ship(problem: Problem, params: list[Parameter], runs: RunTable, x: list[float], held_out: dict[str, np.ndarray]) -> None:
+    """Write the fit of all runs as the calibration that the package ships."""
+    fitted = to_calibration(problem, params, np.array(x))
+
+    def tidy(groups: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+        rounded = {key: {c: round(v, 3) for c, v in factors.items() if abs(v - 1) > 0.01} for key, factors in sorted(groups.items())}
+        return {key: factors for key, factors in rounded.items() if factors}
+
+    sources = sorted(set(runs.column("source_repo_or_doc").astype(str)))
+    m, s = (figures(runs, held_out[kind]) for kind in "MS")
+    shipped = dataclasses.replace(
+        fitted, name="published runs", constants={c: float(f"{v:.4g}") for c, v in fitted.constants.items()}, by_runtime=tidy(fitted.by_runtime),
+        by_family=tidy(fitted.by_family), data={"num_runs": len(runs), "num_sources": len(sources), "sources": sources},
+        interval={k: round(v, 3) for k, v in interval_factors(runs, held_out).items()},
+        error={"unseen_model_median_share": round(m["median_error_share"], 3), "unseen_model_p90_share": round(m["p90_error_share"], 3),
+               "unseen_source_median_share": round(s["mean_of_source_medians"], 3)},
+    )  # fmt: skip
+    path = Path(cost_models.__file__).parent / "calibration" / "default.toml"
+    path.write_text(calibration_toml(shipped), encoding="utf8")
+
+
 def main() -> None:
     runs = load_runs()
     problem, params = load_problem(runs)
@@ -108,12 +136,11 @@ def main() -> None:
     held_out = held_out_s(problem, params, runs, fitted)
     baseline = {kind: {k: round(v, 4) for k, v in figures(runs, predicted).items()} for kind, predicted in held_out.items()}
     (HERE / "baseline.json").write_text(json.dumps(baseline, indent=1) + "\n", encoding="utf8")
-    names = [f"{p.constant}@{p.runtime or p.family}".rstrip("@") for p in params]
-    lines = [json.dumps({"parameters": names})[:-1] + ',\n "folds": {']
+    lines = [json.dumps({"parameters": parameter_names(params)})[:-1] + ',\n "folds": {']
     lines += ["  " + json.dumps(name) + ": " + json.dumps(values) + "," for name, values in fitted.items()]
     (HERE / "fold_constants.json").write_text("\n".join(lines).rstrip(",") + "\n }}\n", encoding="utf8")
+    ship(problem, params, runs, fitted["all"], held_out)
     print(json.dumps(baseline, indent=1))
-    print(interval_factors(runs, held_out))
 
 
 if __name__ == "__main__":

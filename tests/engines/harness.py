@@ -52,7 +52,7 @@ def run_cell(cell, out):
     sys.argv = [cell["file"], *cell["args"]]
     sys.path[0] = str(Path(cell["file"]).parent)
     name = f"{cell['name']}.{os.environ['RANK']}"
-    code = 0; import faulthandler; faulthandler.dump_traceback_later(15, exit=True, file=open(out / f"{name}.hang", "w"))
+    code = 0; import faulthandler; faulthandler.dump_traceback_later(60, exit=True, file=open(out / f"{name}.hang", "w"))
     with (out / f"{name}.txt").open("w") as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
         try:
             runpy.run_path(cell["file"], run_name="__main__")

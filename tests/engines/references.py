@@ -22,7 +22,7 @@ def functions(path, micro_batch, num_pieces, steps=3):
     optimizer = user.build_optimizer(model)
     for _ in range(steps):
         batch = user.make_batch(micro_batch * num_pieces)
-        items = batch.items() if isinstance(batch, dict) else enumerate(batch)
+        items = list(batch.items() if isinstance(batch, dict) else enumerate(batch))
         total = 0.0
         for i in range(num_pieces):
             piece = {k: v[i * micro_batch : (i + 1) * micro_batch] for k, v in items}

@@ -8,7 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from advisor.measure.memory_eval import MemoryRuns, fit_memory_constants, fold_errors, memory_runs, predicted, price_runs, summary
+from advisor.measure.memory_eval import (
+    MemoryRuns,
+    calibrate_memory,
+    fit_memory_constants,
+    fold_errors,
+    memory_runs,
+    predicted,
+    price_runs,
+    summary,
+)
 from advisor.measure.runs import read_runs
 from cost_models.terms.memory_traits import GIB, MemoryConstants
 from cost_models.transformer import TransformerShape, transformer_workload
@@ -56,6 +65,21 @@ def test_the_group_being_scored_teaches_nothing():
     error, high = fold_errors(doubled, doubled.source)
     assert np.allclose(error[runs.source == "b"], -np.log(2), atol=0.01)
     assert (high > error).all()
+
+
+def test_own_runs_move_the_share_of_activations_that_is_really_kept():
+    runs = made_up_runs(MemoryConstants())
+    truth = MemoryConstants(activation_scale=1.3)
+    measured = predicted(runs, price_runs(runs, constants=truth), truth)[0]
+    got = calibrate_memory(dataclasses.replace(runs, measured_bytes=measured))
+    assert got["activation_scale"] == pytest.approx(1.3, abs=0.051)
+
+
+def test_one_odd_run_moves_little():
+    runs = made_up_runs(MemoryConstants()).take(np.array([0]))
+    got = calibrate_memory(dataclasses.replace(runs, measured_bytes=3 * runs.measured_bytes))
+    assert 0.85 <= got["activation_scale"] <= 1.2
+    assert MemoryConstants.from_mapping(got).reserved_factor <= 1.25
 
 
 def test_a_summary_counts_under_estimates():
