@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cost_models
-from advisor.errors import AdvisorError, NoPlanError
+from advisor.errors import CALIBRATION_HINT, AdvisorError, NoPlanError
 from advisor.options import PlanOptions, ProfileOptions
 from advisor.search import Request, SearchResult, Size, fewest_gpus, price, scaling, search, sizes_around
 from advisor.sections import (
@@ -94,9 +94,7 @@ def _calibration(options: PlanOptions) -> cost_models.Calibration:
     try:
         return cost_models.load_calibration(options.calibration)
     except (OSError, ValueError) as error:
-        raise AdvisorError(
-            f"{options.calibration} is no calibration ({error}).", hint="Make one with `advise calibrate RUNS.csv -o FILE`."
-        ) from error
+        raise AdvisorError(f"{options.calibration} is no calibration ({error}).", hint=CALIBRATION_HINT) from error
 
 
 def searched(case: Situation) -> SearchResult:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from advisor.cli_runs import calibrate, evaluate, predict, write_text
 from advisor.errors import AdvisorError
 from advisor.options import CAPTURES, OBJECTIVES, PRECISIONS
 
@@ -192,7 +193,7 @@ def measure(out: str | None, full: bool) -> None:
     if out is None:
         click.echo(text)
     else:
-        _write_text(Path(out), text)
+        write_text(Path(out), text)
         click.echo(
             f"{measurements.device_name}: measured in {measurements.duration_s:.3g} s, written to {out}; use it with --cluster {out}"
         )
@@ -200,11 +201,8 @@ def measure(out: str | None, full: bool) -> None:
         click.echo(f"advise: {warning}", err=True)
 
 
-def _write_text(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf8")
-    except OSError as error:
-        raise AdvisorError(f"{path} can't be written ({error.strerror}).", hint="Choose another file with -o.") from error
+for _command in (predict, evaluate, calibrate):
+    cli.add_command(_command)
 
 
 def _show(report: Any, as_json: bool) -> None:

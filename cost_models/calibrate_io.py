@@ -40,6 +40,7 @@ CONSTANTS: Mapping[str, str] = {
     "intra_rate_share": "ring inside a node, of the one-way link rate",
     "pcie_rate_share": "the same over PCIe",
     "inter_rate_share": "ring between nodes, of the node's network adapters",
+    "ethernet_rate_share": "the same over Ethernet without RDMA (TCP)",
     "inter_decay": "achieved rate between nodes falls as nodes^-decay",
     "inter_decay_whole_node": "the same for groups that fill most of a node",
     "all_reduce_discount": "all-reduce against two ring passes",

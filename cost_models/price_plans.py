@@ -60,7 +60,7 @@ def machine_of(packed: Packed, cluster: IntArray) -> communication.Machine:
         gpus_per_node=of([float(x.gpus_per_node) for x in c]), intra_bytes_per_s=of([x.intra.bytes_per_s for x in c]),
         inter_bytes_per_s=of([x.inter.bytes_per_s for x in c]), intra_latency_s=of([x.intra.latency_s for x in c]),
         inter_latency_s=of([x.inter.latency_s for x in c]),
-        over_pcie=of([float(x.intra.kind == "pcie") for x in c]),
+        over_pcie=of([float(x.intra.kind == "pcie") for x in c]), over_ethernet=of([float(x.inter.kind == "ethernet") for x in c]),
     )  # fmt: skip
 
 

@@ -89,12 +89,13 @@ def _charge_saved(recorder: Recorder) -> None:
 def _merged_backward(rows: list[Row]) -> list[Row]:
     """Backward calls of one folded forward call become one row."""
     merged: list[Row] = []
+    of_forward: dict[int, Row] = {}
     for row in rows:
         forward = row.forward
-        last = merged[-1] if merged else None
+        last = of_forward.get(id(forward))
         if row.phase != "backward" or forward is None or not forward.is_folded:
             merged.append(row)
-        elif last is not None and last.is_folded and last.forward is forward:
+        elif last is not None:
             last.flops += row.flops
             last.num_kernels += row.num_kernels
             last.output_shapes, last.written_bytes = row.output_shapes, last.written_bytes + row.written_bytes
@@ -103,6 +104,7 @@ def _merged_backward(rows: list[Row]) -> list[Row]:
             row.input_shapes, row.read_bytes = [*row.input_shapes[:1], *forward.input_shapes], row.read_bytes + forward.read_bytes
             row.causal, row.weight = forward.causal, row.weight if row.weight is not None else forward.weight
             merged.append(row)
+            of_forward[id(forward)] = row
     for row in merged:
         if (
             row.is_folded

@@ -27,6 +27,7 @@ def install(world: World) -> None:
     _patch_factories(world)
     _patch_tensor(world)
     _patch_module(world)
+    _patch_grouping(world)
     _patch_autocast(world)
     cuda_api.install(world)
 
@@ -170,6 +171,21 @@ def _patch_tensor(world: World) -> None:
     fake_class.device = property(fake_device, lambda *_: None)
 
 
+def _patch_grouping(world: World) -> None:
+    """Optimizers and clipping group tensors by their intended device."""
+    library: Any = torch._C
+    plain: Callable[..., dict[Any, Any]] = library._group_tensors_by_device_and_dtype
+
+    def grouped(lists: Any, *args: Any) -> dict[Any, Any]:
+        found = {}
+        for (device, dtype), (tensors, places) in plain(lists, *args).items():
+            first = next((t for group in tensors for t in group if t is not None), None)
+            found[(world.device_of(first) if first is not None and world.has_label(first) else device, dtype)] = (tensors, places)
+        return found
+
+    library._group_tensors_by_device_and_dtype = grouped
+
+
 def _patch_module(world: World) -> None:
     depth = 0
 
@@ -249,5 +265,5 @@ def _patch_autocast(world: World) -> None:
         plain = getattr(torch, name)
         setattr(torch, name, lambda device_type, *rest, _plain=plain: _plain(on_cpu(device_type), *rest))
     plain_enabled = torch.is_autocast_enabled
-    torch.is_autocast_enabled = lambda device_type="cpu": plain_enabled(on_cpu(device_type))  # type: ignore[assignment]
+    torch.is_autocast_enabled = lambda device_type="cpu": plain_enabled(on_cpu(device_type))
     torch.get_autocast_gpu_dtype = lambda: torch.get_autocast_dtype("cpu")

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 import cost_models
 from advisor.search.reasons import reasons_against
 from advisor.search.space import Space, legal_plans
 from advisor.search.types import Candidate, Rejected, SearchResult
 from cost_models.types import Cluster, Estimates, FloatArray, IntArray, Plan, PlanTable, Workload
+
+BoolArray = npt.NDArray[np.bool_]
 
 OBJECTIVES = ("throughput", "memory", "gpus")
 #: Plans this close in predicted time are equal for us (the prices themselves are further off); the simplest goes first.
@@ -109,7 +112,7 @@ def _families(plans: PlanTable) -> IntArray:
     return np.select([tp & pp, tp, pp, hybrid], [7, 5, 6, 4], plans.zero_stage).astype(np.int64)
 
 
-def _order(plans: PlanTable, prices: Estimates, fits: IntArray, objective: str) -> IntArray:
+def _order(plans: PlanTable, prices: Estimates, fits: BoolArray, objective: str) -> IntArray:
     """Indices of fitting plans, best first; among near-equal times (or bytes) the simplest first."""
     index = np.flatnonzero(fits)
     if not len(index):
@@ -119,7 +122,8 @@ def _order(plans: PlanTable, prices: Estimates, fits: IntArray, objective: str) 
     order = np.lexsort((other, complexity(plans)[index], value))
     near = order[value[order] <= value[order[0]] * (1 + TIE_SHARE)]
     lead = near[np.lexsort((value[near], complexity(plans)[index][near]))][0]
-    return index[np.concatenate([[lead], order[order != lead]])]
+    ranked: IntArray = index[np.concatenate([[lead], order[order != lead]])]
+    return ranked
 
 
 def _distinct(plans: PlanTable, order: IntArray, limit: int, *, objective: str) -> list[int]:
@@ -162,7 +166,7 @@ def _with_reasons(candidate: Candidate, best: Candidate, request: Request) -> Ca
     )  # fmt: skip
 
 
-def _rejected(plans: PlanTable, prices: Estimates, fits: IntArray, request: Request) -> tuple[Rejected, ...]:
+def _rejected(plans: PlanTable, prices: Estimates, fits: BoolArray, request: Request) -> tuple[Rejected, ...]:
     """For each family without a fitting plan: the plan that comes closest, and how far it is over."""
     families, out = _families(plans), []
     for number, name in enumerate(FAMILIES):

@@ -2,7 +2,8 @@
 
     seconds = latency + bytes x (ranks - 1) / ranks / rate        one ring pass (all-gather or reduce-scatter)
 
-An all-reduce is two passes. Over PCIe a ring shares host bridges and often copies through host memory: its own achieved share. A group of `ranks` devices `stride` apart has r = gpus_per_node / stride of them in each node. The groups
+An all-reduce is two passes. Over PCIe a ring shares host bridges and often copies through host memory, and Ethernet without RDMA
+pays for TCP: each has its own achieved share. A group of `ranks` devices `stride` apart has r = gpus_per_node / stride of them in each node. The groups
 of one node share its adapters, so a group gets r / gpus_per_node of their rate, falling as nodes^-decay. Latency grows with the
 nodes of the ring, a little faster than in proportion. Ignored: trees, rail topology, in-network reduction (an achieved share above 1 absorbs it), message-size curves.
 """
@@ -27,6 +28,7 @@ class Machine:
     intra_latency_s: FloatArray
     inter_latency_s: FloatArray
     over_pcie: FloatArray  # 1 where the link inside a node is PCIe
+    over_ethernet: FloatArray  # 1 where nodes talk over Ethernet without RDMA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +56,9 @@ def ring(machine: Machine, constants: Mapping[str, FloatArray], ranks: FloatArra
     nodes = np.maximum(ranks / here, 1.0)
     inside = machine.intra_bytes_per_s * np.where(machine.over_pcie > 0, constants["pcie_rate_share"], constants["intra_rate_share"])
     decay = np.where(here >= 4, constants["inter_decay_whole_node"], constants["inter_decay"])
+    network = np.where(machine.over_ethernet > 0, constants["ethernet_rate_share"], constants["inter_rate_share"])
     outside = (
-        machine.inter_bytes_per_s * here / machine.gpus_per_node * constants["inter_rate_share"] * np.maximum(nodes / 2, 0.5) ** -decay
+        machine.inter_bytes_per_s * here / machine.gpus_per_node * network * np.maximum(nodes / 2, 0.5) ** -decay
     )
     crosses = nodes > 1
     rate = np.where(crosses, np.minimum(inside, outside), inside)

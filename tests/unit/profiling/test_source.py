@@ -49,7 +49,9 @@ def test_an_unknown_entry_is_refused_with_those_that_exist(write):
     assert "build_model" in error.value.hint
 
 
-@pytest.mark.parametrize(("text", "words"), [("def f(:\n", ":1 is not valid Python"), ("", "is empty"), ('"""Only words."""\n', "is empty")])
+@pytest.mark.parametrize(
+    ("text", "words"), [("def f(:\n", ":1 is not valid Python"), ("", "is empty"), ('"""Only words."""\n', "is empty")]
+)
 def test_broken_and_empty_files_are_told_in_one_sentence(write, text, words):
     with pytest.raises(ScriptError) as error:
         read_source(write(text))

@@ -1,0 +1,124 @@
+"""Commands on tables of measured runs: predict, evaluate, calibrate."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from advisor.errors import CALIBRATION_HINT, AdvisorError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from cost_models import Calibration
+
+_ARCH = click.option("--arch", metavar="ARCH.csv", help="Shapes of the models named in RUNS.")
+_CALIBRATION = click.option("--calibration", metavar="FILE", help="Constants of `advise calibrate` instead of the shipped ones.")
+_ANCHOR = click.option("--anchor", is_flag=True, help="Correct n-GPU runs by the measured single-GPU run of the same model.")
+
+
+@click.command()
+@click.argument("runs", metavar="RUNS.csv")
+@click.option("-o", "--out", required=True, metavar="PRED.csv")
+@_ARCH
+@_CALIBRATION
+@_ANCHOR
+def predict(runs: str, out: str, arch: str | None, calibration: str | None, anchor: bool) -> None:
+    """Add predicted step time, interval, memory and breakdown to each row of RUNS.csv; measured columns are ignored."""
+    from advisor.measure.predict import predict_runs
+
+    table = predict_runs(runs, arch_csv=arch, calibration=load(calibration), anchor=anchor)
+    write_text(Path(out), table.to_csv(index=False))
+    skipped = table["skipped_reason"].fillna("").astype(str)
+    click.echo(f"{(skipped == '').sum()} of {len(table)} rows predicted, written to {out}")
+    for reason, count in skipped[skipped != ""].value_counts().items():
+        click.echo(f"  {count} skipped: {reason}")
+
+
+@click.command()
+@click.argument("runs", metavar="RUNS.csv")
+@_ARCH
+@_CALIBRATION
+@_ANCHOR
+@click.option("--json", "as_json", is_flag=True)
+def evaluate(runs: str, arch: str | None, calibration: str | None, anchor: bool, as_json: bool) -> None:
+    """Compare predicted with measured step times of RUNS.csv, per source, GPU and layout, with rank quality per sweep."""
+    from advisor.measure.evaluate import evaluate_runs
+
+    found = evaluate_runs(runs, arch_csv=arch, calibration=load(calibration), anchor=anchor)
+    if as_json:
+        click.echo(json.dumps(_plain(found.to_json()), indent=1))
+        return
+    for name, value in found.overall.items():
+        click.echo(f"{name:34} {value:.4g}")
+    for title in ("by_source", "by_gpu", "by_layout", "sweeps"):
+        click.echo(f"\n{title}\n{_table(getattr(found, title))}")
+    if found.memory:
+        click.echo("\npeak memory\n" + "\n".join(f"{name:34} {value:.4g}" for name, value in found.memory.items()))
+
+
+@click.command()
+@click.argument("runs", metavar="RUNS.csv")
+@click.option("-o", "--out", required=True, metavar="FILE", help="Calibration file to write.")
+@_ARCH
+@_CALIBRATION
+def calibrate(runs: str, out: str, arch: str | None, calibration: str | None) -> None:
+    """Refit the constants on your own measured RUNS.csv, staying near the shipped ones; says by cross-validation whether it helps."""
+    from advisor.measure.calibrate import calibrate_runs
+    from cost_models import calibration_toml
+
+    result = calibrate_runs(runs, arch_csv=arch, calibration=load(calibration))
+    write_text(Path(out), calibration_toml(result.calibration))
+    for word, error in (("before", result.error_before), ("after, on runs left out", result.error_after)):
+        click.echo(f"{word:24} " + "  ".join(f"{name} {value:.1%}" for name, value in error.items()))
+    if len(result.moved):
+        click.echo(_table(result.moved))
+    click.echo(f"refitted on {result.num_runs} runs, written to {out}; use it with --calibration {out}")
+
+
+def load(path: str | None) -> Calibration:
+    """A calibration file, or the shipped one.
+
+    Raises:
+        AdvisorError: the file is none.
+    """
+    from cost_models import load_calibration
+
+    try:
+        return load_calibration(path)
+    except (OSError, ValueError) as error:
+        raise AdvisorError(f"{path} is no calibration ({error}).", hint=CALIBRATION_HINT) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole, or not at all.
+
+    Raises:
+        AdvisorError: it can't be written.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise AdvisorError(f"{path} can't be written ({error.strerror}).", hint="Choose another file with -o.") from error
+
+
+def _table(frame: pd.DataFrame) -> str:
+    return frame.to_string(float_format=lambda v: f"{v:.4g}", max_rows=60)
+
+
+def _plain(value: Any) -> Any:
+    """JSON without NaN and numpy scalars."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    return None if isinstance(value, float) and math.isnan(value) else value
