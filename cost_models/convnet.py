@@ -13,7 +13,14 @@ import numpy as np
 from cost_models.types import BATCH_DIMS, OP_CLASSES, PHASES, PRICING_KINDS, TP_SPLITS, LayerGroup, OpTable, OptimizerSpec, Workload
 
 _STAGES = ((3, 64, 56), (4, 128, 28), (6, 256, 14), (3, 512, 7))  # blocks, width, output side
-_DTYPES = {"fp32": ("fp32", 4.0), "tf32": ("tf32", 4.0), "fp16": ("fp16", 2.0), "bf16": ("bf16", 2.0), "amp": ("bf16", 2.0), "amp16": ("fp16", 2.0)}
+_DTYPES = {
+    "fp32": ("fp32", 4.0),
+    "tf32": ("tf32", 4.0),
+    "fp16": ("fp16", 2.0),
+    "bf16": ("bf16", 2.0),
+    "amp": ("bf16", 2.0),
+    "amp16": ("fp16", 2.0),
+}
 
 
 @dataclass(slots=True)
@@ -25,8 +32,16 @@ class _Layers:
     num_params: float = 0.0
     saved_bytes: float = 0.0
 
-    def _add(self, op_class: str, kind: str, phase: str, batch_dim: str, sizes: tuple[float, float, float], moved: float, fixed: float) -> None:
-        codes = (OP_CLASSES.index(op_class), PRICING_KINDS.index(kind), PHASES.index(phase), BATCH_DIMS.index(batch_dim), TP_SPLITS.index("none"))
+    def _add(
+        self, op_class: str, kind: str, phase: str, batch_dim: str, sizes: tuple[float, float, float], moved: float, fixed: float
+    ) -> None:
+        codes = (
+            OP_CLASSES.index(op_class),
+            PRICING_KINDS.index(kind),
+            PHASES.index(phase),
+            BATCH_DIMS.index(batch_dim),
+            TP_SPLITS.index("none"),
+        )
         self.rows.append((*codes, *sizes, 1.0, 1.0, moved, fixed, 1.0))
 
     def convolution(self, side_in: int, side: int, channels_in: int, channels: int, kernel: int) -> None:
@@ -51,7 +66,11 @@ class _Layers:
             self._add(op_class, "memory", phase, "none", (1.0, 1.0, 1.0), moved, 0.0)
 
     def linear(self, inner: int, out: int) -> None:
-        for phase, dim, sizes in (("forward", "m", (1, out, inner)), ("backward", "m", (1, inner, out)), ("backward", "k", (out, inner, 1))):
+        for phase, dim, sizes in (
+            ("forward", "m", (1, out, inner)),
+            ("backward", "m", (1, inner, out)),
+            ("backward", "k", (out, inner, 1)),
+        ):
             self._add("matmul", "gemm", phase, dim, sizes, 0.0, 0.0)
         self.num_params += inner * out + out
 

@@ -13,7 +13,7 @@ from cost_models.pack import Packed, pack
 from cost_models.price import price
 from cost_models.terms.compute import peak_flops_per_s
 from cost_models.terms.memory import MemoryCosts, memory_costs, memory_costs_rows
-from cost_models.types import Cluster, Estimates, FloatArray, IntArray, Plan, PlanTable, Workload
+from cost_models.types import PRICING_KINDS, Cluster, Device, Estimates, FloatArray, IntArray, Plan, PlanTable, Workload
 
 _T = TypeVar("_T")
 #: A measured step corrects the modelled compute and host seconds by at most this factor either way.
@@ -104,13 +104,25 @@ def _mfu(packed: Packed, step_s: FloatArray) -> FloatArray:
     per_device = plans.micro_batch * plans.num_microbatches / (plans.tp_degree * plans.cp_degree * plans.pp_degree)
     if packed.workload is None or packed.cluster is None:
         workload, cluster = packed.workloads[0], packed.clusters[0]
-        return workload.model_flops / peak_flops_per_s(cluster.device, workload.compute_dtype) * per_device / step_s
+        return _peak_s(workload, cluster.device) * per_device / step_s
     seen = {(int(w), int(c)) for w, c in zip(packed.workload, packed.cluster, strict=True)}
     share = np.zeros((len(packed.workloads), len(packed.clusters)))
     for w, c in seen:
-        workload = packed.workloads[w]
-        share[w, c] = workload.model_flops / peak_flops_per_s(packed.clusters[c].device, workload.compute_dtype)
+        share[w, c] = _peak_s(packed.workloads[w], packed.clusters[c].device)
     return share[packed.workload, packed.cluster] * per_device / step_s
+
+
+def _peak_s(workload: Workload, device: Device) -> float:
+    """Seconds of one sample's model flops at the device's peak; convolutions count at the peak of the dtype they really run in."""
+    work = np.zeros(2)
+    for group in workload.groups:
+        ops = group.ops
+        flops = np.where(ops.kind == PRICING_KINDS.index("memory"), 0.0, ops.m * ops.n * ops.k * ops.batch * ops.work_share)
+        is_convolution = ops.kind == PRICING_KINDS.index("convolution")
+        work += group.num_repeats * np.array([flops[is_convolution].sum(), flops[~is_convolution].sum()])
+    shares = work / work.sum() if work.sum() else np.array([0.0, 1.0])
+    rates = np.array([peak_flops_per_s(device, workload.compute_dtype, convolution=c) for c in (True, False)])
+    return float(workload.model_flops * (shares / rates).sum())
 
 
 def anchor_factors(packed: Packed, calibration: Calibration) -> FloatArray | None:

@@ -155,7 +155,9 @@ def _block_params(shape: TransformerShape, *, experts: bool) -> tuple[float, flo
     return attention + mlp + bank, bank, 2 * h + (h * shape.num_experts if experts else 0.0)
 
 
-def _block(shape: TransformerShape, repeats: int, memory: BlockShape, traits: MemoryTraits, traffic_scale: float, *, experts: bool) -> LayerGroup:
+def _block(
+    shape: TransformerShape, repeats: int, memory: BlockShape, traits: MemoryTraits, traffic_scale: float, *, experts: bool
+) -> LayerGroup:
     split, bank, replicated = _block_params(shape, experts=experts)
     saved = block_bytes(memory, traits)
     return LayerGroup(

@@ -54,7 +54,9 @@ def calibrate_runs(
     runs = read_runs(source, arch_csv)
     measured = np.flatnonzero(np.isfinite(runs.step_time_s))
     if not len(measured):
-        raise AdvisorError("No run in the table has both a price and a measured step time.", hint="See `skipped_reason` of `advise predict`.")
+        raise AdvisorError(
+            "No run in the table has both a price and a measured step time.", hint="See `skipped_reason` of `advise predict`."
+        )
     return calibrate_table(runs.take(measured), calibration or load_calibration())
 
 

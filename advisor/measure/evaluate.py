@@ -55,7 +55,9 @@ def evaluate_runs(
     runs = read_runs(source, arch_csv)
     measured = np.flatnonzero(np.isfinite(runs.step_time_s) | np.isfinite(runs.peak_mem_gib))
     if not len(measured):
-        raise AdvisorError(f"None of the {len(runs.frame)} rows has both a price and a measurement.", hint="See `skipped_reason` of `advise predict`.")
+        raise AdvisorError(
+            f"None of the {len(runs.frame)} rows has both a price and a measurement.", hint="See `skipped_reason` of `advise predict`."
+        )
     prices = estimate_runs(runs, calibration=calibration, anchor=anchor)
     return _evaluation(runs, prices.step_time_s, (prices.low_s, prices.high_s), published_memory_bytes(runs, calibration) / GIB)
 
@@ -66,7 +68,13 @@ def _evaluation(runs: RunTable, predicted_s: FloatArray, interval: tuple[FloatAr
     inside = (interval[0] <= runs.step_time_s) & (runs.step_time_s <= interval[1])
     sweeps = sweep_table(runs.column("sweep_id"), runs.step_time_s, predicted_s)
     share = float(np.mean(inside[timed])) if timed.any() else float("nan")
-    overall = {"num_rows": len(runs.frame), "num_priced": len(runs), "num_measured": int(timed.sum()), **error_figures(table), "interval_share": share}
+    overall = {
+        "num_rows": len(runs.frame),
+        "num_priced": len(runs),
+        "num_measured": int(timed.sum()),
+        **error_figures(table),
+        "interval_share": share,
+    }
     if len(sweeps):
         overall |= {"mean_regret_share": float(sweeps.regret.mean()), "median_spearman": float(sweeps.spearman.median())}
     weighed = np.isfinite(runs.peak_mem_gib)

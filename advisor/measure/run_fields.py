@@ -94,7 +94,9 @@ class RowReader:
         if key not in self._clusters:
             intra = _link(row, device, "intra", domain)
             inter = _link(row, device, "inter", domain)
-            self._clusters[key] = Cluster(device=device, gpus_per_node=domain, num_nodes=math.ceil(num_gpus / domain), intra=intra, inter=inter)
+            self._clusters[key] = Cluster(
+                device=device, gpus_per_node=domain, num_nodes=math.ceil(num_gpus / domain), intra=intra, inter=inter
+            )
         elif not row.text("inter_link") and num_gpus > domain:
             row.assumed.append("inter_link")
         return self._clusters[key]

@@ -103,13 +103,14 @@ def _sources_line(report: Report) -> Line:
 
 
 def _accuracy(accuracy: Mapping[str, Any]) -> Line:
-    error = accuracy.get("median_error_share_unseen_model")
-    if error is None:
+    """The error that a user should expect: on runs of a source the fit had not seen; on unseen models where only that is known."""
+    unseen = next((what for what in ("source", "model") if accuracy.get(f"median_error_share_unseen_{what}") is not None), None)
+    if unseen is None:
         return ("prices: error not known",)
     text = f"prices: fitted on {accuracy['num_runs']:,} measured runs, " if accuracy.get("num_runs") else "prices: "
-    most = accuracy.get("p90_error_share_unseen_model")
+    most = accuracy.get(f"p90_error_share_unseen_{unseen}")
     spread = f", 90% within {percent(most)}" if most is not None else ""
-    return (f"{text}median error {percent(error)} on unseen models{spread}",)
+    return (f"{text}median error {percent(accuracy[f'median_error_share_unseen_{unseen}'])} on unseen {unseen}s{spread}",)
 
 
 def use_this(report: Report) -> Block:

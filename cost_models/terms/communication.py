@@ -57,13 +57,13 @@ def ring(machine: Machine, constants: Mapping[str, FloatArray], ranks: FloatArra
     inside = machine.intra_bytes_per_s * np.where(machine.over_pcie > 0, constants["pcie_rate_share"], constants["intra_rate_share"])
     decay = np.where(here >= 4, constants["inter_decay_whole_node"], constants["inter_decay"])
     network = np.where(machine.over_ethernet > 0, constants["ethernet_rate_share"], constants["inter_rate_share"])
-    outside = (
-        machine.inter_bytes_per_s * here / machine.gpus_per_node * network * np.maximum(nodes / 2, 0.5) ** -decay
-    )
+    outside = machine.inter_bytes_per_s * here / machine.gpus_per_node * network * np.maximum(nodes / 2, 0.5) ** -decay
     crosses = nodes > 1
     rate = np.where(crosses, np.minimum(inside, outside), inside)
     latency = constants["intra_latency_s"] + machine.intra_latency_s
-    latency = latency + np.where(crosses, (constants["inter_latency_s_per_node"] + machine.inter_latency_s) * nodes ** constants["inter_latency_growth"], 0.0)
+    latency = latency + np.where(
+        crosses, (constants["inter_latency_s_per_node"] + machine.inter_latency_s) * nodes ** constants["inter_latency_growth"], 0.0
+    )
     return Ring(latency_s=np.where(ranks > 1, latency, 0.0), s_per_byte=(ranks - 1) / ranks / rate)
 
 

@@ -58,7 +58,7 @@ def test_tied_weights_are_named_and_counted_once(reports):
 
 def test_only_llama_is_too_big_for_copies_on_every_gpu(reports):
     first = {name: report.plans[0].plan for name, report in reports.items()}
-    assert first["llama3_8b"]["zero_stage"] == 3 or first["llama3_8b"]["tp_degree"] * first["llama3_8b"]["pp_degree"] > 1
+    assert first["llama3_8b"]["zero_stage"] >= 1 or first["llama3_8b"]["tp_degree"] * first["llama3_8b"]["pp_degree"] > 1
     assert first["gpt2"]["zero_stage"] == first["resnet50"]["zero_stage"] == 0
     ddp = [r for r in reports["llama3_8b"].rejected if r.label.startswith("DDP")]
     assert ddp[0].needed_bytes > ddp[0].available_bytes

@@ -21,7 +21,9 @@ def test_an_unknown_runtime_gets_the_generic_value():
 
 
 def test_factors_multiply():
-    own = dataclasses.replace(load_calibration(), by_runtime={"r": {"step_s": 2.0}}, by_family={"f": {"step_s": 3.0}, "card": {"step_s": 5.0}})
+    own = dataclasses.replace(
+        load_calibration(), by_runtime={"r": {"step_s": 2.0}}, by_family={"f": {"step_s": 3.0}, "card": {"step_s": 5.0}}
+    )
     assert own.value("step_s", "r", "f", "card") == pytest.approx(30 * own.constants["step_s"])
 
 

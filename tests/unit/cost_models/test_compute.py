@@ -63,7 +63,9 @@ def test_fp32_convolutions_use_tf32_and_products_do_not(a100):
     assert peak_flops_per_s(a100, "fp32", convolution=True) == 156e12
 
 
-@pytest.mark.parametrize(("arguments", "word"), [({"compute_dtype": "int3"}, "int3"), ({"micro_batch": 0}, "positive"), ({"tp_degree": 0}, "positive")])
+@pytest.mark.parametrize(
+    ("arguments", "word"), [({"compute_dtype": "int3"}, "int3"), ({"micro_batch": 0}, "positive"), ({"tp_degree": 0}, "positive")]
+)
 def test_bad_arguments_are_named(a100, arguments, word):
     with pytest.raises(ValueError, match=word):
         op_seconds(one_op(), a100, **arguments)

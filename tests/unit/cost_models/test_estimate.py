@@ -68,13 +68,17 @@ def test_a_plan_costs_the_same_alone_and_in_company(llama8b, small_gpt, cluster,
 
 
 def test_many_plans_are_priced_like_few(llama8b, cluster):
-    few = PlanTable.from_plans([Plan(tp_degree=t, dp_shard_degree=4, micro_batch=b, zero_stage=z) for t in (1, 2) for b in (1, 4) for z in (0, 3)])
+    few = PlanTable.from_plans(
+        [Plan(tp_degree=t, dp_shard_degree=4, micro_batch=b, zero_stage=z) for t in (1, 2) for b in (1, 4) for z in (0, 3)]
+    )
     many = few.take(np.tile(np.arange(len(few)), 5000))
     np.testing.assert_allclose(estimate(llama8b, cluster, many).step_time_s, np.tile(estimate(llama8b, cluster, few).step_time_s, 5000))
 
 
 def test_a_step_of_llama_8b_takes_what_eight_a100_usually_need(llama8b, cluster):
-    got = estimate(llama8b, cluster, PlanTable.from_plans([Plan(dp_shard_degree=8, zero_stage=3, micro_batch=2, recompute="full", runtime="fsdp2")]))
+    got = estimate(
+        llama8b, cluster, PlanTable.from_plans([Plan(dp_shard_degree=8, zero_stage=3, micro_batch=2, recompute="full", runtime="fsdp2")])
+    )
     assert 0.35 < got.mfu[0] < 0.60
 
 
@@ -107,7 +111,9 @@ def test_more_micro_batches_amortise_the_bubble(llama8b, cluster):
 
 
 def test_tensor_parallelism_across_nodes_is_expensive(llama8b, cluster):
-    got = estimate(llama8b, cluster, PlanTable.from_plans([Plan(tp_degree=t, micro_batch=2) for t in (8, 16)])).breakdown_s["tp_communication"]
+    got = estimate(llama8b, cluster, PlanTable.from_plans([Plan(tp_degree=t, micro_batch=2) for t in (8, 16)])).breakdown_s[
+        "tp_communication"
+    ]
     assert got[1] > 1.5 * got[0]
 
 
@@ -128,7 +134,11 @@ def test_hybrid_sharding_gathers_inside_a_node(llama8b, cluster):
 
 
 def test_offloading_is_charged_for_copies_and_the_cpu(llama8b, cluster):
-    got = estimate(llama8b, cluster, PlanTable.from_plans([Plan(dp_shard_degree=8, zero_stage=2, offload=o, runtime="deepspeed") for o in (False, True)]))
+    got = estimate(
+        llama8b,
+        cluster,
+        PlanTable.from_plans([Plan(dp_shard_degree=8, zero_stage=2, offload=o, runtime="deepspeed") for o in (False, True)]),
+    )
     assert got.breakdown_s["optimizer"][1] == 0
     copies_s = 8.03e9 / 8 * 4 / cluster.host_bytes_per_s
     assert got.breakdown_s["offload"][1] > copies_s

@@ -35,7 +35,8 @@ def test_dense_layers_come_before_experts():
 
 def test_the_tied_head_owns_no_weights():
     tied, untied = (
-        transformer_workload(TransformerShape(num_layers=2, hidden_size=64, num_heads=4, vocab_size=1000, seq_len=16, tied=t)) for t in (True, False)
+        transformer_workload(TransformerShape(num_layers=2, hidden_size=64, num_heads=4, vocab_size=1000, seq_len=16, tied=t))
+        for t in (True, False)
     )
     assert untied.num_params - tied.num_params == 64 * 1000
     assert tied.tied_params == 64 * 1000

@@ -53,7 +53,14 @@ def test_a_row_that_cannot_be_priced_says_why(change, word):
 
 
 def test_measured_times_are_taken_or_derived():
-    runs = read_runs(table({}, {"step_time_s": None, "tokens_per_s_per_gpu": 4096.0}, {"step_time_s": None, "samples_per_s_total": 8.0}, {"step_time_s": None}))
+    runs = read_runs(
+        table(
+            {},
+            {"step_time_s": None, "tokens_per_s_per_gpu": 4096.0},
+            {"step_time_s": None, "samples_per_s_total": 8.0},
+            {"step_time_s": None},
+        )
+    )
     assert runs.step_time_s[:3].tolist() == [3.0, 2.0, 2.0]
     assert np.isnan(runs.step_time_s[3])
 
@@ -75,12 +82,27 @@ def test_a_prediction_is_whole():
 
 
 def test_convolutional_rows_are_priced():
-    row = {"model_name": "resnet50-v1.5", "micro_batch": 256, "global_batch": 256, "dp": 1, "n_gpus": 1, "precision": "amp (fp16)", "seq_len": None}
+    row = {
+        "model_name": "resnet50-v1.5",
+        "micro_batch": 256,
+        "global_batch": 256,
+        "dp": 1,
+        "n_gpus": 1,
+        "precision": "amp (fp16)",
+        "seq_len": None,
+    }
     assert 0.08 < predict_runs(table(row)).predicted_step_time_s[0] < 0.3
 
 
 def test_anchoring_carries_one_gpu_to_many():
-    bert = {"model_name": "bert-base", "seq_len": 384, "zero_stage": 0, "precision": "amp (fp16)", "framework": "PyTorch", "micro_batch": 64}
+    bert = {
+        "model_name": "bert-base",
+        "seq_len": 384,
+        "zero_stage": 0,
+        "precision": "amp (fp16)",
+        "framework": "PyTorch",
+        "micro_batch": 64,
+    }
     one, eight = {**bert, "n_gpus": 1, "dp": 1, "global_batch": 64, "step_time_s": 0.5}, {**bert, "global_batch": 512, "step_time_s": None}
     plain, anchored = (predict_runs(table(one, eight), anchor=a).predicted_step_time_s for a in (False, True))
     assert anchored[0] == plain[0]  # a run is not its own anchor
