@@ -33,7 +33,7 @@ class _Layers:
     saved_bytes: float = 0.0
 
     def _add(
-        self, op_class: str, kind: str, phase: str, batch_dim: str, sizes: tuple[float, float, float], moved: float, fixed: float
+        self, op_class: str, kind: str, phase: str, batch_dim: str, *, sizes: tuple[float, float, float], moved: float, fixed: float
     ) -> None:
         codes = (
             OP_CLASSES.index(op_class),
@@ -49,10 +49,10 @@ class _Layers:
         pixels, pixels_in, inner = float(side * side), float(side_in * side_in), float(channels_in * kernel * kernel)
         weights, b = inner * channels, self.element_bytes
         moved = b * (pixels_in * channels_in + pixels * channels)
-        self._add("convolution", "convolution", "forward", "m", (pixels, channels, inner), moved, b * weights)
+        self._add("convolution", "convolution", "forward", "m", sizes=(pixels, channels, inner), moved=moved, fixed=b * weights)
         if channels_in > 3:
-            self._add("convolution", "convolution", "backward", "m", (pixels, inner, channels), moved, b * weights)
-        self._add("convolution", "convolution", "backward", "k", (channels, inner, pixels), moved, b * weights)
+            self._add("convolution", "convolution", "backward", "m", sizes=(pixels, inner, channels), moved=moved, fixed=b * weights)
+        self._add("convolution", "convolution", "backward", "k", sizes=(channels, inner, pixels), moved=moved, fixed=b * weights)
         elements = pixels * channels
         self._traffic("normalization", 3 * b * elements, 5 * b * elements)
         self.num_params += weights + 2 * channels
@@ -63,7 +63,7 @@ class _Layers:
 
     def _traffic(self, op_class: str, forward: float, backward: float) -> None:
         for phase, moved in (("forward", forward), ("backward", backward)):
-            self._add(op_class, "memory", phase, "none", (1.0, 1.0, 1.0), moved, 0.0)
+            self._add(op_class, "memory", phase, "none", sizes=(1.0, 1.0, 1.0), moved=moved, fixed=0.0)
 
     def linear(self, inner: int, out: int) -> None:
         for phase, dim, sizes in (
@@ -71,7 +71,7 @@ class _Layers:
             ("backward", "m", (1, inner, out)),
             ("backward", "k", (out, inner, 1)),
         ):
-            self._add("matmul", "gemm", phase, dim, sizes, 0.0, 0.0)
+            self._add("matmul", "gemm", phase, dim, sizes=sizes, moved=0.0, fixed=0.0)
         self.num_params += inner * out + out
 
     def group(self, name: str, *, repeats: int = 1, boundary: float = 0.0, block: bool = True) -> LayerGroup:

@@ -74,7 +74,7 @@ def _numbered(values: Sequence[_T]) -> tuple[list[_T], IntArray]:
 def _estimates(packed: Packed, calibration: Calibration, memory: MemoryCosts) -> Estimates:
     parts = price(packed, calibration, anchors=anchor_factors(packed, calibration))
     step_s = sum_parts(parts)
-    factors = np.array([_interval_factor(name, calibration) for name in packed.plans.runtime_names])
+    factors = np.array([_interval_factor(r.calibrated_as or r.name, calibration) for r in packed.runtimes])
     factor = factors if len(factors) == 1 else factors[packed.plans.runtime]
     return Estimates(
         step_time_s=step_s, low_s=step_s / factor, high_s=step_s * factor, breakdown_s=parts, peak_memory_bytes=memory.peak,
@@ -94,7 +94,7 @@ def sum_parts(parts: Mapping[str, FloatArray]) -> FloatArray:
 
 def _interval_factor(runtime: str, calibration: Calibration) -> float:
     """Half width of the interval as a factor: x and / this held 80% of measured runs that the fit had not seen."""
-    known = runtime in calibration.by_runtime
+    known = runtime in calibration.by_runtime or runtime in calibration.data.get("runtimes", ())
     return float(calibration.interval.get("known_runtime_factor" if known else "unknown_runtime_factor", 1.5))
 
 

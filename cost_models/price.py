@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from cost_models.calibrate_io import Calibration
-from cost_models.pack import Cells, Packed
+from cost_models.cells import Cells
+from cost_models.pack import Packed
 from cost_models.price_plans import Constants, RankCosts, at_pair, machine_of, price_plans, price_rings
 from cost_models.terms import communication, compute, pipeline
 from cost_models.types import TIME_PARTS, FloatArray
@@ -98,7 +99,7 @@ def _price_ranks(packed: Packed, units: _Units) -> RankCosts:
     num_ranks = len(layouts.rank_layout)
 
     def total(values: FloatArray) -> FloatArray:
-        return np.bincount(rank, weights=values, minlength=num_ranks)
+        return np.asarray(np.bincount(rank, weights=values, minlength=num_ranks), dtype=np.float64)
 
     work = total(count * units.compute_s[unit])
     again = total(full * units.forward_s[unit] + selective * units.selective_s[unit])

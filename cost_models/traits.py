@@ -44,6 +44,7 @@ class Runtime:
     selective_share: float = 0.28  # of the forward pass, for "share"
     pipeline_cut: str = "even"  # how layers go to stages: one of PIPELINE_CUTS
     virtual_stages: int = 1  # presumed where a run doesn't say
+    compiled: bool = False  # torch.compile is presumed where a run doesn't say
     autocast: bool = False  # "amp" means torch.autocast over fp32 weights, not the framework's own 16-bit training
     whole_batch: bool = False  # a rank's whole batch is presumed to be one micro-batch where a run doesn't say
     flash_attention: bool = True  # presumed where a run doesn't say

@@ -18,6 +18,8 @@ from cost_models.types import BATCH_DIMS, OP_CLASSES, PHASES, PRICING_KINDS, TP_
 
 #: Under autocast norms, softmax and losses run in fp32 and weights and activations are cast: more traffic than 16-bit training.
 _AUTOCAST_TRAFFIC = 1.6
+#: torch.compile fuses chains of memory-bound operators: what it leaves of their traffic and launches.
+_COMPILED_TRAFFIC = 0.5
 _PRECISIONS = {  # compute dtype, bytes per element of working copy, master copy, gradients
     "fp32": ("fp32", 4.0, 0.0, 4.0), "tf32": ("tf32", 4.0, 0.0, 4.0), "fp16": ("fp16", 2.0, 4.0, 2.0), "bf16": ("bf16", 2.0, 4.0, 2.0),
     "amp": ("bf16", 4.0, 0.0, 4.0), "amp16": ("fp16", 4.0, 0.0, 4.0), "fp8": ("fp8", 2.0, 4.0, 4.0), "fp4": ("fp4", 2.0, 4.0, 4.0),
@@ -101,7 +103,7 @@ def transformer_workload(
     dtype, param_bytes, master_bytes, default_grad_bytes = _PRECISIONS[precision]
     traits = memory_traits(runtime)
     element_bytes = 4.0 if dtype in ("fp32", "tf32") else 2.0
-    groups = _groups(shape, traits, element_bytes, _AUTOCAST_TRAFFIC if precision.startswith("amp") else element_bytes / 2)
+    groups = _groups(shape, traits, element_bytes, _style(shape, precision, element_bytes))
     num_params = sum(g.num_params * g.num_repeats for g in groups)
     vocab_params = shape.vocab_size * shape.hidden_size
     return Workload(
@@ -116,14 +118,14 @@ def transformer_workload(
     )  # fmt: skip
 
 
-def _groups(shape: TransformerShape, traits: MemoryTraits, element_bytes: float, traffic_scale: float) -> tuple[LayerGroup, ...]:
+def _groups(shape: TransformerShape, traits: MemoryTraits, element_bytes: float, style: _Style) -> tuple[LayerGroup, ...]:
     s, h, vocab = shape.seq_len, shape.hidden_size, shape.vocab_size
     embedding, head = vocab * h, h + (0.0 if shape.tied else vocab * h)
     share = shape.trainable_share
     num_dense = shape.num_layers if not shape.num_experts else min(shape.num_dense_layers, shape.num_layers)
     memory = _memory_shape(shape, element_bytes, experts=False)
     prefix = LayerGroup(
-        name="embedding", num_repeats=1, ops=_embedding_ops(shape, traffic_scale), num_params=embedding, num_trainable_params=embedding * share,
+        name="embedding", num_repeats=1, ops=_embedding_ops(shape, style), num_params=embedding, num_trainable_params=embedding * share,
         num_tp_params=embedding, boundary_bytes=element_bytes * s * h, num_tp_collectives=1.0,
         saved_sequence_bytes=embedding_saved_bytes(memory),
     )  # fmt: skip
@@ -132,7 +134,7 @@ def _groups(shape: TransformerShape, traits: MemoryTraits, element_bytes: float,
         saved_sequence_bytes=2.0 * element_bytes * s * h,
     )  # fmt: skip
     counts = ((num_dense, False), (shape.num_layers - num_dense, True))
-    blocks = [_block(shape, n, _memory_shape(shape, element_bytes, experts=e), traits, traffic_scale, experts=e) for n, e in counts if n]
+    blocks = [_block(shape, n, _memory_shape(shape, element_bytes, experts=e), traits, style, experts=e) for n, e in counts if n]
     return (prefix, *blocks, suffix)
 
 
@@ -155,13 +157,11 @@ def _block_params(shape: TransformerShape, *, experts: bool) -> tuple[float, flo
     return attention + mlp + bank, bank, 2 * h + (h * shape.num_experts if experts else 0.0)
 
 
-def _block(
-    shape: TransformerShape, repeats: int, memory: BlockShape, traits: MemoryTraits, traffic_scale: float, *, experts: bool
-) -> LayerGroup:
+def _block(shape: TransformerShape, repeats: int, memory: BlockShape, traits: MemoryTraits, style: _Style, *, experts: bool) -> LayerGroup:
     split, bank, replicated = _block_params(shape, experts=experts)
     saved = block_bytes(memory, traits)
     return LayerGroup(
-        name="moe_layers.*" if experts else "layers.*", num_repeats=repeats, ops=_block_ops(shape, traffic_scale, experts=experts),
+        name="moe_layers.*" if experts else "layers.*", num_repeats=repeats, ops=_block_ops(shape, style, experts=experts),
         num_params=split + replicated, num_trainable_params=(split + replicated) * shape.trainable_share, num_tp_params=split,
         num_expert_params=bank, num_tp_collectives=2.0, can_recompute=True, can_cut=True,
         **{f.name: getattr(saved, f.name) for f in dataclasses.fields(saved)},
@@ -198,12 +198,27 @@ class _Op:
     num_kernels: float = 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Style:
+    """How a framework runs what is not a matrix product."""
+
+    traffic: float = 1.0  # bytes of memory-bound operators, against 2-byte activations in eager mode
+    launches: float = 1.0  # of them, against eager mode
+    quantized_bytes: float = 0.0  # per element quantised before a low-precision product: read, written, written transposed
+
+
+def _style(shape: TransformerShape, precision: str, element_bytes: float) -> _Style:
+    traffic = _AUTOCAST_TRAFFIC if precision.startswith("amp") else element_bytes / 2
+    fused = _COMPILED_TRAFFIC if shape.compiled else 1.0
+    return _Style(traffic=traffic * fused, launches=fused, quantized_bytes=4.0 if precision in ("fp8", "fp4") else 0.0)
+
+
 @dataclass(slots=True)
 class _Ops:
     """Collects operators with their backward."""
 
     train_weights: bool
-    traffic_scale: float = 1.0  # against 2-byte activations
+    style: _Style = _Style()
     rows: list[_Op] = field(default_factory=list)
 
     def linear(self, rows: float, out: float, inner: float, split: str, *, experts: float = 1.0, weights: float = 1.0) -> None:
@@ -212,6 +227,10 @@ class _Ops:
         `split` is "n" (column), "k" (row) or "none"; `weights` products of an eager model are priced as one, launched one by one.
         """
         turned = {"n": "k", "k": "n", "none": "none"}[split]
+        if self.style.quantized_bytes:
+            for phase, size, whole in (("forward", rows * inner, split != "k"), ("backward", rows * out, split != "n")):
+                self.rows.append(_Op(op_class="elementwise", kind="memory", phase=phase, batch_dim="none", tp_split="none" if whole else "inner",
+                                     bytes_per_sample=self.style.quantized_bytes * size * experts))  # fmt: skip
         weight_split = {"n": "m", "k": "n", "none": "none"}[split]
         self.rows.append(_Op(m=rows, n=out, k=inner, batch=experts, tp_split=split, num_kernels=weights))
         self.rows.append(_Op(m=rows, n=inner, k=out, batch=experts, tp_split=turned, phase="backward", num_kernels=weights))
@@ -223,7 +242,7 @@ class _Ops:
     ) -> None:
         """A memory-bound operator."""
         for phase, size, count in (("forward", forward_bytes, kernels[0]), ("backward", backward_bytes, kernels[1])):
-            self.rows.append(_Op(op_class=op_class, kind="memory", phase=phase, batch_dim="none", tp_split=split, bytes_per_sample=size * self.traffic_scale, num_kernels=count))  # fmt: skip
+            self.rows.append(_Op(op_class=op_class, kind="memory", phase=phase, batch_dim="none", tp_split=split, bytes_per_sample=size * self.style.traffic, num_kernels=count * self.style.launches))  # fmt: skip
 
     def table(self) -> OpTable:
         codes = {"op_class": OP_CLASSES, "kind": PRICING_KINDS, "phase": PHASES, "batch_dim": BATCH_DIMS, "tp_split": TP_SPLITS}
@@ -255,8 +274,8 @@ def _attention(ops: _Ops, shape: TransformerShape) -> None:
     ops.traffic("attention", 8.8 * scores, 13.2 * scores, "batch", (4, 5))
 
 
-def _block_ops(shape: TransformerShape, traffic_scale: float, *, experts: bool) -> OpTable:
-    ops = _Ops(train_weights=shape.trainable_share >= 0.5, traffic_scale=traffic_scale)
+def _block_ops(shape: TransformerShape, style: _Style, *, experts: bool) -> OpTable:
+    ops = _Ops(train_weights=shape.trainable_share >= 0.5, style=style)
     s, h, q, kv = shape.seq_len, shape.hidden_size, shape.query_size, shape.kv_size
     modern = shape.rotary  # RMSNorm written out, separate q, k, v and rotary embedding, as in eager Llama code; else GPT-2 with biases
     ops.traffic("normalization", 8.0 * s * h, 12.0 * s * h, "sequence", (16, 24) if modern else (2, 4))
@@ -284,8 +303,8 @@ def _mlp(ops: _Ops, shape: TransformerShape, rows: float, ffn: float, experts: f
     ops.linear(rows, shape.hidden_size, ffn, "k", experts=experts)
 
 
-def _embedding_ops(shape: TransformerShape, traffic_scale: float) -> OpTable:
-    ops = _Ops(train_weights=True, traffic_scale=traffic_scale)
+def _embedding_ops(shape: TransformerShape, style: _Style) -> OpTable:
+    ops = _Ops(train_weights=True, style=style)
     size = shape.seq_len * shape.hidden_size
     ops.traffic("embedding", 4.0 * size, 8.0 * size if shape.trainable_share >= 0.5 else 0.0, "none", (2, 3))
     return ops.table()

@@ -79,7 +79,7 @@ def _evaluation(runs: RunTable, predicted_s: FloatArray, interval: tuple[FloatAr
         overall |= {"mean_regret_share": float(sweeps.regret.mean()), "median_spearman": float(sweeps.spearman.median())}
     weighed = np.isfinite(runs.peak_mem_gib)
     off = np.abs(memory_gib[weighed] / runs.peak_mem_gib[weighed] - 1)
-    memory = {"num_measured": int(weighed.sum())}
+    memory = {"num_measured": float(weighed.sum())}
     if len(off):
         memory |= {"median_error_share": float(np.median(off)), "p90_error_share": float(np.quantile(off, 0.9))}
     return Evaluation(

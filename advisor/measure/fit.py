@@ -167,12 +167,11 @@ def fit(
 
 
 def _applies(problem: Problem, p: Parameter) -> np.ndarray:
-    if p.runtime:
-        return (problem.runtime == p.runtime).astype(np.float64)
-    return (problem.family == p.family).astype(np.float64) if p.family else np.ones(len(problem.runtime))
+    applies = problem.runtime == p.runtime if p.runtime else problem.family == p.family if p.family else np.ones(len(problem.runtime))
+    return np.asarray(applies, dtype=np.float64)
 
 
 def _sensitivity(problem: Problem, base: Calibration, constant: str, at: FloatArray, rows: np.ndarray) -> FloatArray:
     """Derivative of the log time by the log of a constant. Generic value and factors share it: their logarithms add up."""
     moved = dataclasses.replace(base, constants={**base.constants, constant: base.constants[constant] * float(np.exp(_STEP))})
-    return (problem.log_predicted(moved)[rows] - problem.log_measured[rows] - at) / _STEP
+    return np.asarray((problem.log_predicted(moved)[rows] - problem.log_measured[rows] - at) / _STEP)

@@ -67,7 +67,7 @@ class RowReader:
         for table in (known_shapes(), *([] if self.arch is None else [self.arch])):
             for shape in table.to_dict("records"):
                 stated = {str(k): v for k, v in shape.items() if not (isinstance(v, float) and math.isnan(v))}
-                name = str(shape["model_name"]).lower()
+                name = _plain(str(shape["model_name"]))
                 self._shapes[name] = {**self._shapes.get(name, {}), **stated}
 
     def read(self, record: Record) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class RowReader:
     def _workload(self, row: _Fields, runtime: Runtime, device: Device) -> tuple[Workload, bool]:
         precision = _precision(row, device, runtime)
         name = row.text("model_name")
-        arch = self._shapes.get(name.lower(), {})
+        arch = self._shapes.get(_plain(name)) or self._shapes.get(_plain(name.partition("-")[2])) or {}  # "litgpt-phi-2" is phi-2
         if row.number("hidden") is None and not _finite(arch.get("hidden")):
             return self._convnet(name, precision), False
         shape = _shape(row, arch, runtime)
@@ -121,6 +121,11 @@ class RowReader:
                 raise Skip(f'the shape of "{name}" is neither stated nor known')
             self._workloads[key] = workload
         return self._workloads[key]
+
+
+def _plain(name: str) -> str:
+    """A model's name as it is compared: letters, digits and the point."""
+    return re.sub(r"[^a-z0-9.]", "", name.lower())
 
 
 @functools.cache
@@ -218,7 +223,7 @@ def _shape(row: _Fields, arch: Record, runtime: Runtime) -> TransformerShape:
     return TransformerShape(
         num_layers=int(layers), hidden_size=hidden, num_heads=int(heads), vocab_size=size("vocab", 51200.0), seq_len=seq_len,
         num_kv_heads=int(size("n_kv_heads", heads)), ffn_size=size("ffn_hidden", 4 * hidden), gated=gated, tied=tied, causal=not encoder,
-        flash=runtime.flash_attention if flash is None else bool(flash), rotary=gated, compiled=bool(row.number("compile")),
+        flash=runtime.flash_attention if flash is None else bool(flash), rotary=gated, compiled=runtime.compiled if row.number("compile") is None else bool(row.number("compile")),
         head_share=_head_share(row, encoder), trainable_share=0.01 if row.text("notes").startswith("LoRA") else 1.0,
         **_experts(str(arch.get("moe", "") or "")),
     )  # fmt: skip

@@ -78,7 +78,7 @@ def read_runs(source: str | Path | pd.DataFrame, arch_csv: str | Path | None = N
     inputs = frame.drop(columns=[c for c in MEASURED_COLUMNS if c in frame])
     for position, record in enumerate(inputs.to_dict("records")):
         try:
-            kept.append({"row": position, **reader.read(record)})
+            kept.append({"row": position, **reader.read({str(k): v for k, v in record.items()})})
         except Skip as reason:
             skipped[position] = str(reason)
     return _table(frame, kept, skipped)

@@ -124,7 +124,8 @@ def _operator_row(call: int, row: Row, model: tables.Model) -> dict[str, Any]:
     own = operator_class(row.operator, phase=row.phase, copy_from=row.copy_from, copy_to=row.copy_to)
     forward = row.forward
     if forward is not None and not row.copy_from and own != "collective":
-        own = operator_class(forward.operator, copy_from=forward.copy_from, copy_to=forward.copy_to)
+        inherited = operator_class(forward.operator, copy_from=forward.copy_from, copy_to=forward.copy_to)
+        own = inherited if inherited != "other" else own
     key = id(row.module)
     path = model.paths.get(key, model.other_paths.get(key, "")) if row.module is not None else ""
     if row.weight is not None and not path and id(row.weight) in model.owners and row.phase == "backward":

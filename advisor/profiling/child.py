@@ -108,7 +108,7 @@ def run_script(request: Request, num_steps: int, device: str, batch_size: int | 
     from advisor.profiling import functions
     from advisor.profiling.watcher import Stop
 
-    sys.path[0] = str(Path(request.path).resolve().parent)
+    sys.path.insert(0, str(Path(request.path).resolve().parent))
     sys.argv = [request.path, *request.args]
     try:
         if request.form == "functions":

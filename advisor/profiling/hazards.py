@@ -80,8 +80,8 @@ def _of_step(step: Step, recorder: Recorder, found: dict[str, str]) -> None:
         found["host-sync"] = "the host reads a value inside the step at " + _some(
             [f"{w} ({n} times)" if n > 1 else w for w, n in watcher.host_syncs.items()]
         )
-    if recorder.custom_functions:
-        found["custom-autograd-function"] = _some(list(recorder.custom_functions)) + ": backward and saved tensors are written by hand"
+    if watcher.custom_functions:
+        found["custom-autograd-function"] = _some(watcher.custom_functions) + ": backward and saved tensors are written by hand"
     if len(watcher.stepped) > 1:
         found["several-optimizers"] = f"{len(watcher.stepped)} optimizers step in turn"
     if not watcher.stepped:

@@ -85,6 +85,14 @@ def _watch_backward(watcher: Watcher) -> None:
             return plain_grad(*args, **kwargs)
 
     autograd.backward, autograd.grad = backward, grad
+    plain_apply: Callable[..., Any] = torch.autograd.Function.__dict__["apply"].__func__
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if not cls.__module__.startswith(("torch.", "advisor.")) and cls.__name__ not in watcher.custom_functions:
+            watcher.custom_functions.append(cls.__name__)
+        return plain_apply(cls, *args, **kwargs)
+
+    autograd.Function.apply = classmethod(apply)
 
 
 def _watch_updates(watcher: Watcher) -> None:

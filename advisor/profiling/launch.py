@@ -130,6 +130,8 @@ def _run_in(folder: Path, job: Job, way: str, extra: dict[str, Any]) -> ChildFai
 
 def _environment(folder: Path) -> dict[str, str]:
     environment = dict(os.environ)
+    home = str(Path(__file__).resolve().parents[2])  # last on the path: the advisor is found, nothing of the script's is hidden
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in (environment.get("PYTHONPATH", ""), home) if p)
     environment.update({
         "TMPDIR": str(folder / "tmp"), "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "disabled", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TOKENIZERS_PARALLELISM": "false", "MPLBACKEND": "Agg", "TRANSFORMERS_VERBOSITY": "error",
@@ -144,7 +146,7 @@ def _run(job: Job, folder: Path, way: str) -> tuple[int | None, str]:
         environment["CUDA_VISIBLE_DEVICES"] = ""
         environment.setdefault("OMP_NUM_THREADS", "2")
     child = subprocess.Popen(
-        [sys.executable, "-m", "advisor.profiling.child", str(folder / "request.json")], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        [sys.executable, "-P", "-m", "advisor.profiling.child", str(folder / "request.json")], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, env=environment, start_new_session=True,
     )  # fmt: skip
     lines: deque[str] = deque(maxlen=_TAIL_LINES)

@@ -46,7 +46,7 @@ def merge(profile: StepProfile, calls: Sequence[MeasuredCall], *, device: str, s
             seconds[place] += call.seconds * share[place]
             kernels[place] += call.num_kernels * share[place]
             matched[place] = True
-    _share_out(table, seconds, matched, left, share)
+    _share_out(table, seconds, matched, left, share, on_device=counts_kernels)
     table["measured_s"] = seconds
     if counts_kernels:
         table["num_kernels"] = np.where(matched, np.rint(kernels), table["num_kernels"]).astype(int)
@@ -63,13 +63,14 @@ def _key(call: MeasuredCall, rows: dict[tuple[str, str, str], list[int]]) -> tup
     )
 
 
-def _share_out(table: Any, seconds: Any, matched: Any, left: dict[tuple[str, str], float], share: Any) -> None:
+def _share_out(table: Any, seconds: Any, matched: Any, left: dict[tuple[str, str], float], share: Any, *, on_device: bool) -> None:
     weight = (table["read_bytes"] + table["written_bytes"]).to_numpy(float) + 1.0
     modules, phases = table["module"].to_numpy(), table["phase"].to_numpy()
+    possible = np.full(len(table), fill_value=True) if on_device else (table["copy_from"] == "").to_numpy()  # a CPU copies to no device
     for (module, phase), total in left.items():
         in_phase = phases == phase if phase else np.ones(len(table), dtype=bool)
         here = in_phase & (modules == module)
-        for chosen in (here & ~matched, here, in_phase, np.ones(len(table), dtype=bool)):
+        for chosen in (here & ~matched & possible, here & possible, in_phase & possible, np.ones(len(table), dtype=bool)):
             if chosen.any():
                 part = weight * chosen
                 seconds += total * share * part / part.sum()

@@ -24,7 +24,7 @@ _NOT_WORK = {
     "aten.detach", "aten.lift_fresh", "aten._unsafe_view", "aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_strided",
     "aten.new_empty_strided", "aten.alias", "aten.is_same_size", "aten.resize_", "aten.set_", "aten._reshape_alias", "aten.is_pinned",
     "aten._has_same_storage_numel", "aten.record_stream", "aten.empty_permuted", "aten.set_data", "aten._assert_async", "aten.lift",
-    "aten._version", "aten.sym_size", "aten.sym_numel", "aten.sym_stride", "aten.sym_storage_offset", "aten._nested_tensor_size",
+    "aten._version", "aten.sym_size", "aten.sym_numel", "aten.sym_stride", "aten.sym_storage_offset", "aten._nested_tensor_size", "aten.unsafe_split", "aten.unsafe_chunk", "aten.unsafe_split_with_sizes",
 }  # fmt: skip
 #: Allocations made by the first optimizer step only: its state.
 _STATE_MAKERS = {"aten.zeros_like", "aten.zeros", "aten.full_like", "aten.ones_like", "aten.full", "aten.new_zeros", "aten.scalar_tensor"}
@@ -63,7 +63,6 @@ class Recorder(_Mode):  # type: ignore[misc]
         self.saved_of_node: dict[tuple[int, str], int] = {}
         self.weights: StorageMap[torch.Tensor] = StorageMap()
         self.kept: StorageMap[bool] = StorageMap()
-        self.custom_functions: dict[str, int] = {}
         self.dynamic_shapes: dict[str, str] = {}
         self.guesses = False  # shapes that depend on unknown values are made up, half of every mask being true
         self._operators: dict[Any, _Operator] = {}
@@ -169,7 +168,6 @@ class Recorder(_Mode):  # type: ignore[misc]
         if not watcher.wants(phase) or (phase == "optimizer" and operator.name in _STATE_MAKERS):
             return
         row = Row(phase, operator.name, watcher.module(), device=str(device))
-        self._place(row)
         written = outs if not operator.mutates or outs else ins[:1]
         if operator.is_multi_tensor:
             _sum_up_lists(row, args, ins, outs or ins)
@@ -180,10 +178,11 @@ class Recorder(_Mode):  # type: ignore[misc]
             row.written_bytes = sum(map(num_bytes, written))
         row.dtype = _dtype_of(outs, ins)
         row.flops = flops.count(func._overloadpacket, operator.name, args, kwargs, out)
+        self._place(row)
         if operator.is_attention:
             row.causal = int(_is_causal(func, args, kwargs))
         if phase != "optimizer":
-            row.weight = next((w for t in ins if (w := self.weights.get(t)) is not None), None)
+            row.weight = row.weight if row.weight is not None else next((w for t in ins if (w := self.weights.get(t)) is not None), None)
             if operator.name == "aten._to_copy" and row.weight is not None:
                 self.weights.put(outs[0], row.weight)
         self.rows.append(row)
@@ -198,17 +197,22 @@ class Recorder(_Mode):  # type: ignore[misc]
             current = torch._C._current_autograd_node()
             if current is None:
                 return
-            number = current._sequence_nr()
-            row.forward = self.rows_of_node.get(number)
-            row.module = row.forward.module if row.forward is not None else self.module_of_node.get(number)
-            written_by = getattr(type(current), "_forward_cls", None)
-            if written_by is not None and not written_by.__module__.startswith(("torch.", "advisor.")):
-                name = written_by.__name__
-                self.custom_functions[name] = self.custom_functions.get(name, 0) + 1
-                row.forward = None if row.flops else row.forward
             if current.name() == "torch::autograd::AccumulateGrad":
-                row.forward = None
                 row.weight = getattr(current, "variable", None)
+                return
+            node = self._known_node(current._sequence_nr())
+            row.forward = self.rows_of_node.get(node)
+            row.module = row.forward.module if row.forward is not None else self.module_of_node.get(node)
+            written_by = getattr(type(current), "_forward_cls", None)
+            if written_by is not None and not written_by.__module__.startswith(("torch.", "advisor.")) and row.flops:
+                row.forward = None  # a product in a backward that somebody wrote counts as what it is
+
+    def _known_node(self, node: int) -> int:
+        """The node itself, or the one before it that was seen: in-place work on views is wrapped in a node of its own."""
+        for number in range(node, node - 8, -1):
+            if number in self.rows_of_node or number in self.module_of_node:
+                return number
+        return node
 
     def add_copy(self, source: torch.Tensor, target: torch.Tensor, copy_from: torch.device, copy_to: torch.device) -> None:
         """A copy between two intended devices."""

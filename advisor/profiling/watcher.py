@@ -60,6 +60,7 @@ class Watcher:
         self.num_groups = 0
         self.autocast_dtype: torch.dtype | None = None
         self.uses_grad_scaler = self.clips_gradients = False
+        self.custom_functions: list[str] = []  # autograd functions that the script or a library wrote
         self.facts: dict[str, str] = {}  # seen on the way: hazard id -> evidence
         self.num_stops = self.num_calls_after = 0
         self.finish: Callable[[], None] = lambda: None  # writes what was seen and ends the process

@@ -104,13 +104,13 @@ def _sources_line(report: Report) -> Line:
 
 def _accuracy(accuracy: Mapping[str, Any]) -> Line:
     """The error that a user should expect: on runs of a source the fit had not seen; on unseen models where only that is known."""
-    unseen = next((what for what in ("source", "model") if accuracy.get(f"median_error_share_unseen_{what}") is not None), None)
+    unseen = next((what for what in ("source", "model") if accuracy.get(f"unseen_{what}_median_share") is not None), None)
     if unseen is None:
         return ("prices: error not known",)
     text = f"prices: fitted on {accuracy['num_runs']:,} measured runs, " if accuracy.get("num_runs") else "prices: "
-    most = accuracy.get(f"p90_error_share_unseen_{unseen}")
+    most = accuracy.get(f"unseen_{unseen}_p90_share")
     spread = f", 90% within {percent(most)}" if most is not None else ""
-    return (f"{text}median error {percent(accuracy[f'median_error_share_unseen_{unseen}'])} on unseen {unseen}s{spread}",)
+    return (f"{text}median error {percent(accuracy[f'unseen_{unseen}_median_share'])} on unseen {unseen}s{spread}",)
 
 
 def use_this(report: Report) -> Block:

@@ -129,7 +129,7 @@ class Report:
     findings: tuple[FindingEntry, ...]
     scaling: tuple[ScalingPoint, ...] = ()
     smallest_num_gpus: Mapping[str, int | None] = field(default_factory=dict)  # strategy -> fewest GPUs that hold it; None: none tried
-    accuracy: Mapping[str, Any] = field(default_factory=dict)  # num_runs, median_error_share_unseen_model, p90_...
+    accuracy: Mapping[str, Any] = field(default_factory=dict)  # num_runs, unseen_source_median_share, unseen_model_p90_share ...
     assumptions: tuple[str, ...] = ()
     files: tuple[str, ...] = ()  # written, relative to the output folder
     warnings: tuple[str, ...] = ()

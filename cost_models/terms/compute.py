@@ -26,7 +26,7 @@ RATES = ("gemm", "low", "expert", "expert_low", "convolution", "attention", "bat
 BoolArray = npt.NDArray[np.bool_]
 TILE = 128.0
 FLASH_BACKWARD_FACTOR = 2.5
-_ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
+ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,8 +203,8 @@ def op_seconds(
     Raises:
         ValueError: unknown dtype, or a size that isn't positive.
     """
-    if compute_dtype not in _ELEMENT_BYTES:
-        raise ValueError(f"unknown dtype {compute_dtype!r}; known: {', '.join(_ELEMENT_BYTES)}")
+    if compute_dtype not in ELEMENT_BYTES:
+        raise ValueError(f"unknown dtype {compute_dtype!r}; known: {', '.join(ELEMENT_BYTES)}")
     if micro_batch <= 0 or tp_degree < 1:
         raise ValueError(f"micro_batch {micro_batch} and tp_degree {tp_degree} must be positive")
     n = len(ops)
@@ -216,7 +216,7 @@ def op_seconds(
         ops, Split(samples=ones * micro_batch, tp_degree=ones * tp_degree, ep_degree=ones, sequence_parallel=0.0 * ones),
         peaks=(ones * peak_flops_per_s(device, compute_dtype), ones * peak_flops_per_s(device, compute_dtype, convolution=True)),
         memory_bytes_per_s=ones * device.memory_bytes_per_s, num_sms=ones * device.num_multiprocessors,
-        element_bytes=ones * _ELEMENT_BYTES[compute_dtype], low_precision=low, expert=np.zeros(n, dtype=np.int64),
+        element_bytes=ones * ELEMENT_BYTES[compute_dtype], low_precision=low, expert=np.zeros(n, dtype=np.int64),
         scalar=_scalar(device, compute_dtype, n),
     )  # fmt: skip
     return shape_seconds(shapes, constants, np.zeros(n, dtype=np.int64))

@@ -120,7 +120,8 @@ def ship(problem: Problem, params: list[Parameter], runs: RunTable, x: list[floa
     m, s = (figures(runs, held_out[kind]) for kind in "MS")
     shipped = dataclasses.replace(
         fitted, name="published runs", constants={c: float(f"{v:.4g}") for c, v in fitted.constants.items()}, by_runtime=tidy(fitted.by_runtime),
-        by_family=tidy(fitted.by_family), data={"num_runs": len(runs), "num_sources": len(sources), "sources": sources},
+        by_family=tidy(fitted.by_family), data={"num_runs": len(runs), "num_sources": len(sources), "sources": sources,
+              "runtimes": sorted(set(problem.runtime.tolist()))},
         interval={k: round(v, 3) for k, v in interval_factors(runs, held_out).items()},
         error={"unseen_model_median_share": round(m["median_error_share"], 3), "unseen_model_p90_share": round(m["p90_error_share"], 3),
                "unseen_source_median_share": round(s["mean_of_source_medians"], 3)},

@@ -91,7 +91,15 @@ def run_cells(cells: list[dict], folder: Path, *, num_procs: int, imports: tuple
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_procs), str(HERE / "harness.py"), str(spec)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return {c["name"]: [json.loads(p.read_text()) for p in sorted(folder.glob(f"{c['name']}.[0-9].json"))] for c in cells}
+    return {c["name"]: [_result(folder / f"{c['name']}.{rank}") for rank in range(1 if c.get("alone") else num_procs)] for c in cells}
+
+
+def _result(stem: Path) -> dict:
+    """What a rank left; one that was stopped left only its output."""
+    done, text = Path(f"{stem}.json"), Path(f"{stem}.txt")
+    if done.is_file():
+        return json.loads(done.read_text())
+    return {"code": -1, "steps": [], "output": text.read_text() if text.is_file() else "never started"}
 
 
 def generated(cell: Cell, folder: Path) -> dict:

@@ -8,6 +8,7 @@ train files is changed.
 """
 
 import contextlib
+import faulthandler
 import json
 import os
 import runpy
@@ -20,6 +21,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard  # noqa: F401  imported once, before forking
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+TIME_LIMIT_S = 120  # of a cell; then it says where it hangs and ends
 
 
 def local(tensor):
@@ -52,8 +55,9 @@ def run_cell(cell, out):
     sys.argv = [cell["file"], *cell["args"]]
     sys.path[0] = str(Path(cell["file"]).parent)
     name = f"{cell['name']}.{os.environ['RANK']}"
-    code = 0; import faulthandler; faulthandler.dump_traceback_later(60, exit=True, file=open(out / f"{name}.hang", "w"))
+    code = 0
     with (out / f"{name}.txt").open("w") as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+        faulthandler.dump_traceback_later(TIME_LIMIT_S, exit=True, file=stream)
         try:
             runpy.run_path(cell["file"], run_name="__main__")
         except SystemExit as stop:
@@ -62,6 +66,7 @@ def run_cell(cell, out):
         except BaseException:
             traceback.print_exc()
             code = 1
+        faulthandler.cancel_dump_traceback_later()
     output = (out / f"{name}.txt").read_text()
     (out / f"{name}.json").write_text(json.dumps({"code": code, "steps": steps, "output": output}))
     os._exit(0)
@@ -74,6 +79,7 @@ def main():
     for cell in spec["cells"]:
         if cell.get("alone") and os.environ["RANK"] != "0":
             continue
+        sys.stdout.flush()
         child = os.fork()
         if child == 0:
             run_cell(cell, Path(spec["out"]))

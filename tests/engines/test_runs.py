@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from engine_cells import EXAMPLES, GPT2_ARGS, HERE, RESNET_ENV, Cell, generated, losses, run_cells
+from engine_cells import EXAMPLES, GPT2_ARGS, HERE, RESNET_ENV, Cell, generated, losses, run_cells, script_input
+
+from advisor.engines import write_plan
 
 from cost_models.types import Plan
 
@@ -75,3 +80,76 @@ def test_reproduces_the_losses_of_one_process(cell: Cell, results: dict[str, lis
     expected = losses(alone["output"])
     assert len(expected) == 3
     assert losses(ranks[0]["output"]) == pytest.approx(expected, rel=cell.tolerance)
+
+
+def sharded_cells(file: str, *stages: int) -> list[Cell]:
+    return [c for c in CELLS if c.file == file and c.plan.zero_stage in stages]
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda c: c.name)
+def test_runs_on_two_processes_over_gloo(cell: Cell, results: dict[str, list[dict]]) -> None:
+    for rank in results[cell.name]:
+        assert {(step["world_size"], step["backend"]) for step in rank["steps"]} == {(2, "gloo")}
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda c: c.name)
+def test_takes_one_optimizer_step_per_global_batch(cell: Cell, results: dict[str, list[dict]]) -> None:
+    kind = "SGD" if cell.script == "resnet" else "AdamW"
+    for rank in results[cell.name]:
+        assert [step["optimizer"] for step in rank["steps"] if step["optimizer"] == kind] == [kind] * 3
+
+
+@pytest.mark.parametrize("cell", sharded_cells("train.py", 2, 3), ids=lambda c: c.name)
+def test_fsdp2_shards_every_parameter_and_its_states(cell: Cell, results: dict[str, list[dict]]) -> None:
+    ranks = [rank["steps"][-1] for rank in results[cell.name]]
+    states_per_param = 1 if cell.script == "resnet" else 2
+    for held in ranks:
+        assert held["num_plain_tensors"] == 0
+        assert (held["placements"], held["meshes"]) == (["(Shard(dim=0),)"], ["(2,)"])
+        assert held["num_local"] == pytest.approx(held["num_params"] / 2, rel=0.01)
+        assert held["num_state"] == states_per_param * held["num_local"]
+    assert sum(held["num_local"] for held in ranks) == ranks[0]["num_params"]
+
+
+@pytest.mark.parametrize("cell", sharded_cells("train.py", 1), ids=lambda c: c.name)
+def test_zero_redundancy_optimizer_splits_the_states(cell: Cell, results: dict[str, list[dict]]) -> None:
+    ranks = [[s for s in rank["steps"] if s["optimizer"] == "AdamW"][-1] for rank in results[cell.name]]
+    whole = [s for s in results[cell.name][0]["steps"] if s["optimizer"] == "ZeroRedundancyOptimizer"][-1]["num_params"]
+    assert sum(held["num_state"] for held in ranks) == 2 * whole
+    assert max(held["num_state"] for held in ranks) < 1.4 * whole
+
+
+@pytest.mark.parametrize("cell", sharded_cells(DEEPSPEED, 1, 2, 3), ids=lambda c: c.name)
+def test_deepspeed_partitions_the_optimizer(cell: Cell, results: dict[str, list[dict]]) -> None:
+    ranks = [rank["steps"][-1] for rank in results[cell.name]]
+    alone = results[cell.reference][0]["steps"][-1]
+    for held in ranks:
+        assert held["num_params"] == pytest.approx(alone["num_params"] / 2, rel=0.01)
+        assert held["num_state"] == pytest.approx(alone["num_state"] / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("cell", [c for c in CELLS if c.plan.zero_stage == 0], ids=lambda c: c.name)
+def test_replicated_plans_hold_everything_on_every_rank(cell: Cell, results: dict[str, list[dict]]) -> None:
+    alone = results[cell.reference][0]["steps"][-1]
+    for rank in results[cell.name]:
+        assert rank["steps"][-1]["num_params"] == rank["steps"][-1]["num_local"] == alone["num_params"]
+
+
+def test_only_rank_0_prints(results: dict[str, list[dict]]) -> None:
+    for cell in CELLS:
+        if cell.file == "train.py":
+            assert losses(results[cell.name][1]["output"]) == []
+
+
+def test_nothing_is_compiled(results: dict[str, list[dict]], folder: Path) -> None:
+    assert results
+    assert not (folder / "extensions").exists()
+
+
+def test_launch_script_starts_the_plan(tmp_path: Path, results: dict[str, list[dict]]) -> None:
+    names = write_plan(script_input("tiny", ddp(micro_batch=2)), tmp_path)
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([tmp_path / "launch.sh", "--steps", "3"], env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert "launch.sh" in names
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert losses(done.stdout) == pytest.approx(losses(results["tiny"][0]["output"]), rel=1e-4)

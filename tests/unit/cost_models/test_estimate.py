@@ -196,3 +196,13 @@ def test_unusable_input_is_explained(llama8b, cluster, cluster_of, a100):
         estimate(llama8b, cluster, PlanTable.from_plans([Plan(runtime="warp-drive")]))
     with pytest.raises(ValueError, match="no peak rate"):
         estimate(llama8b, cluster_of(dataclasses.replace(a100, peak_flops_per_s={"int8": 1e14})), PlanTable.from_plans([Plan()]))
+
+
+def test_runtimes_that_were_measured_get_the_narrower_interval(llama8b, cluster):
+    table = PlanTable.from_plans(
+        [Plan(dp_shard_degree=8, zero_stage=3, runtime=r) for r in ("torch-tp", "fsdp2")]
+    )  # torch-tp: as torchtitan
+    got = estimate(llama8b, cluster, table)
+    width = got.high_s / got.low_s
+    interval = load_calibration().interval
+    np.testing.assert_allclose(width, [interval["known_runtime_factor"] ** 2, interval["unknown_runtime_factor"] ** 2])

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_models.pack import distinct, ragged
+from cost_models.numbering import distinct, ragged
 
 columns = st.integers(1, 40).flatmap(lambda n: st.lists(st.lists(st.integers(0, 10**6), min_size=n, max_size=n), min_size=1, max_size=4))
 

@@ -85,7 +85,7 @@ def test_events_survive_being_written_down():
 def traced():
     def row(call, module, phase, operator, num_bytes):
         return dict.fromkeys(OPERATOR_COLUMNS, 0) | {
-            "call": call, "module": module, "phase": phase, "operator": operator, "read_bytes": num_bytes, "measured_s": math.nan, "num_kernels": 1,
+            "call": call, "module": module, "phase": phase, "operator": operator, "read_bytes": num_bytes, "measured_s": math.nan, "num_kernels": 1, "copy_from": "",
         }  # fmt: skip
 
     rows = [

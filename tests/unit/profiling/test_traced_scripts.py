@@ -131,10 +131,18 @@ for epoch in range(2):
             best = loss
 """,
     "gan": NET + """
+class Round(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
 generator, critic = Net().cuda(), nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 1)).cuda()
 of_g, of_c = torch.optim.Adam(generator.parameters()), torch.optim.Adam(critic.parameters())
 for _ in range(5):
-    fake = generator(torch.randn(8, 32).cuda())
+    fake = Round.apply(generator(torch.randn(8, 32).cuda()))
     loss = F.softplus(critic(fake.detach())).mean() + F.softplus(-critic(torch.randn(8, 10).cuda())).mean()
     of_c.zero_grad(); loss.backward(); of_c.step()
     loss = F.softplus(-critic(fake)).mean()
@@ -339,6 +347,7 @@ def test_several_optimizers_make_one_step_of_two_models(profiles):
     assert profile.meta.num_params == 2442 + 10 * 16 + 16 + 16 + 1
     assert {m.split(".")[0] for m in profile.parameters["module"]} == {"Net", "Sequential"}
     assert "several-optimizers" in hazards(profile)
+    assert hazards(profile)["custom-autograd-function"].startswith("Round")
 
 
 def test_updates_by_hand_and_carried_state_are_seen_even_behind_a_bare_except(profiles):

@@ -1,0 +1,208 @@
+"""Cells: what one device executes for one layer of a plan, as flat arrays of operators. Independent of the calibration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models.numbering import ragged
+from cost_models.terms.compute import (
+    ATTENTION_CLASS,
+    ELEMENT_BYTES,
+    FORWARD,
+    GEMM,
+    MEMORY,
+    OpShapes,
+    Split,
+    device_shapes,
+    peak_flops_per_s,
+)  # fmt: skip
+from cost_models.traits import Runtime
+from cost_models.types import Cluster, FloatArray, IntArray, OpTable, PlanTable, Workload
+
+_UNFUSED_SOFTMAX_LAUNCHES = 4.0  # scale, mask, cast, softmax, cast back and their temporaries instead of one kernel
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cells:
+    """Cells and their operators. A *unit* is one group of a cell's workload; its sizes are per repeat and for the cell's samples."""
+
+    shapes: OpShapes  # per operator
+    op_pair: IntArray
+    op_unit: IntArray
+    op_phase: IntArray
+    op_attention: BoolArray  # forward operators of attention
+    num_units: int
+    unit_start: IntArray  # per cell: its first unit
+    unit_cell: IntArray  # per unit, as all below
+    forward_kernels: FloatArray  # launches
+    backward_kernels: FloatArray
+    attention_kernels: FloatArray  # of attention's forward
+    selective_share: FloatArray  # of the forward pass that selective recomputation runs again; 0: attention
+    measured_host_s: FloatArray  # per kernel, from a profile; 0: not measured
+    collectives: FloatArray  # tensor-parallel all-reduces in the forward pass; 0 without tensor parallelism
+    boundary_bytes: FloatArray  # whole activation at the unit's output
+    all_to_all_bytes: FloatArray  # tokens sent to experts, one direction
+    context_bytes: FloatArray  # keys and values of one context rank
+    dense_params: FloatArray  # on one device
+    expert_params: FloatArray
+    trainable_share: FloatArray
+    num_layers: FloatArray
+    can_recompute: FloatArray
+    workload: IntArray  # per cell, as all below
+    cluster: IntArray
+    pair: IntArray
+    tp_degree: FloatArray
+    cp_degree: FloatArray
+    ep_degree: FloatArray
+    regathers: FloatArray
+    sequence_parallel: FloatArray
+
+
+def _joined(workloads: Sequence[Workload]) -> tuple[OpTable, IntArray, IntArray, IntArray]:
+    """Operators of all workloads in one table; the group number of each; first operator and number of operators of each workload."""
+    tables = [(g.ops, i) for w in workloads for i, g in enumerate(w.groups)]
+    columns = {name: np.concatenate([getattr(t, name) for t, _ in tables]) for name in OpTable.__dataclass_fields__}
+    group = np.repeat([i for _, i in tables], [len(t) for t, _ in tables])
+    counts = np.array([sum(len(g.ops) for g in w.groups) for w in workloads])
+    return OpTable(**columns), group, np.cumsum(counts) - counts, counts
+
+
+def make_cells(
+    *, workloads: Sequence[Workload], clusters: Sequence[Cluster], runtimes: Sequence[Runtime], plans: PlanTable, w: IntArray, c: IntArray,
+    device: IntArray,
+) -> Cells:  # fmt: skip
+    """Cells of some plans.
+
+    Args:
+        workloads: distinct workloads.
+        clusters: distinct clusters.
+        runtimes: of the plans, by their runtime index.
+        plans: one plan per cell.
+        w: workload of each plan.
+        c: cluster of each plan.
+        device: number of each cluster's device.
+    """
+    table, op_group, op_start, op_count = _joined(workloads)
+    at, cell = ragged(op_start[w], op_count[w])
+    ops = OpTable(**{name: getattr(table, name)[at] for name in OpTable.__dataclass_fields__})
+    num_groups = np.array([len(x.groups) for x in workloads])
+    unit_start = np.cumsum(num_groups[w]) - num_groups[w]
+    unit = unit_start[cell] + op_group[at]
+    group_at, unit_cell = ragged((np.cumsum(num_groups) - num_groups)[w], num_groups[w])
+    g = {name: values[group_at] for name, values in _group_columns(workloads).items()}
+    tp, cp, ep, micro = (getattr(plans, n).astype(np.float64) for n in ("tp_degree", "cp_degree", "ep_degree", "micro_batch"))
+    samples, sequence = micro / cp, plans.sequence_parallel.astype(np.float64)
+    num_experts = np.array([x.num_experts for x in workloads])[w][cell]
+    expert = (ops.kind == GEMM) & (ops.op_class != ATTENTION_CLASS) & (num_experts > 1) & (ops.batch == num_experts)
+    shapes = device_shapes(
+        ops, Split(samples=samples[cell], tp_degree=tp[cell], ep_degree=ep[cell], sequence_parallel=sequence[cell]),
+        expert=expert.astype(np.int64), **_rates(workloads=workloads, clusters=clusters, w=w, c=c, cell=cell, can_be_low=_is_weight_product(ops) & (g["can_recompute"][unit] > 0)),
+    )  # fmt: skip
+    fused = np.array([r.memory_traffic_share for r in runtimes])[plans.runtime][cell]
+    in_block = (shapes.flops == 0) & (g["can_recompute"][unit] > 0)
+    kernels = ops.num_kernels * np.array([r.kernels_share for r in runtimes])[plans.runtime][cell]
+    selective = np.array([r.selective_share if r.selective == "share" else 0.0 for r in runtimes])
+    measured = np.array([x.measured_host_s_per_kernel or 0.0 for x in workloads])
+    kernels = kernels * _softmax_launches(workloads=workloads, runtimes=runtimes, plans=plans, w=w, ops=ops, cell=cell)
+    pair = plans.runtime * (int(device.max()) + 1) + device[c]
+    return Cells(
+        shapes=dataclasses.replace(shapes, moved_bytes=shapes.moved_bytes * np.where(in_block, fused, 1.0)), op_pair=pair[cell],
+        op_unit=unit, op_phase=ops.phase, op_attention=(ops.op_class == ATTENTION_CLASS) & (ops.phase == FORWARD),
+        num_units=len(unit_cell), unit_start=unit_start, unit_cell=unit_cell,
+        **_launches(unit, ops, kernels, len(unit_cell)), selective_share=selective[plans.runtime][unit_cell], measured_host_s=measured[w][unit_cell],
+        **_unit_sizes(g, tp[unit_cell], ep[unit_cell], samples[unit_cell]), workload=w, cluster=c, pair=pair,
+        tp_degree=tp, cp_degree=cp, ep_degree=ep, regathers=np.array([r.regathers_weight_gradient for r in runtimes])[plans.runtime],
+        sequence_parallel=sequence,
+    )  # fmt: skip
+
+
+def _softmax_launches(
+    *, workloads: Sequence[Workload], runtimes: Sequence[Runtime], plans: PlanTable, w: IntArray, ops: OpTable, cell: IntArray
+) -> FloatArray:  # fmt: skip
+    """Factor on the launches of unfused softmax where the runtime's fused kernel refuses the shape and single operators run.
+
+    Megatron-LM's FusedScaleMaskSoftmax.is_kernel_available: heads x samples of a device must be a multiple of 4.
+    """
+    multiple = np.array([r.fused_softmax_multiple for r in runtimes])[plans.runtime]
+    heads = np.array([float(x.num_heads) for x in workloads])[w] * plans.micro_batch / plans.tp_degree
+    refused = (multiple > 0) & (heads % np.maximum(multiple, 1.0) > 0)
+    softmax = (ops.kind == MEMORY) & (ops.op_class == ATTENTION_CLASS)
+    return np.where(softmax & refused[cell], _UNFUSED_SOFTMAX_LAUNCHES, 1.0)
+
+
+def _is_weight_product(ops: OpTable) -> BoolArray:
+    return np.asarray((ops.kind == GEMM) & (ops.op_class != ATTENTION_CLASS))
+
+
+def _launches(unit: IntArray, ops: OpTable, kernels: FloatArray, num_units: int) -> dict[str, FloatArray]:
+    per_phase = np.bincount(unit * 3 + ops.phase, weights=kernels, minlength=3 * num_units).astype(np.float64).reshape(-1, 3)
+    attention = np.where((ops.op_class == ATTENTION_CLASS) & (ops.phase == FORWARD), kernels, 0.0)
+    return {
+        "forward_kernels": per_phase[:, 0], "backward_kernels": per_phase[:, 1],
+        "attention_kernels": np.bincount(unit, weights=attention, minlength=num_units).astype(np.float64),
+    }  # fmt: skip
+
+
+def _rates(
+    *, workloads: Sequence[Workload], clusters: Sequence[Cluster], w: IntArray, c: IntArray, cell: IntArray, can_be_low: BoolArray
+) -> dict[str, Any]:  # fmt: skip
+    """Peak rates per operator. Low precision is for weight products of repeated blocks: attention and head stay in 16 bits."""
+    low = np.array([x.compute_dtype in ("fp8", "fp4") for x in workloads])
+    plain = [x.compute_dtype if x.compute_dtype not in ("fp8", "fp4") else "bf16" for x in workloads]
+    used = {(int(i), int(j)) for i, j in zip(w, c, strict=True)}
+    peaks = np.zeros((3, len(workloads), len(clusters)))
+    for i, j in used:
+        device = clusters[j].device
+        peaks[:, i, j] = (peak_flops_per_s(device, plain[i]), peak_flops_per_s(device, workloads[i].compute_dtype),
+                          peak_flops_per_s(device, plain[i], convolution=True))  # fmt: skip
+    wo, co = w[cell], c[cell]
+    in_low = low[wo] & can_be_low
+    elements = np.array([ELEMENT_BYTES[d] for d in plain])
+    scalar = np.array([[x.compute_dtype == "fp32" and (i, j) in used for j in range(len(clusters))] for i, x in enumerate(workloads)])
+    scalar_convolution = scalar & (peaks[2] == peaks[0])
+    return {
+        "peaks": (np.where(in_low, peaks[1, wo, co], peaks[0, wo, co]), peaks[2, wo, co]), "low_precision": in_low.astype(np.int64),
+        "scalar": (scalar[wo, co], scalar_convolution[wo, co]),
+        "memory_bytes_per_s": np.array([x.device.memory_bytes_per_s for x in clusters])[co],
+        "num_sms": np.array([float(x.device.num_multiprocessors) for x in clusters])[co], "element_bytes": elements[wo],
+    }  # fmt: skip
+
+
+def _group_columns(workloads: Sequence[Workload]) -> dict[str, FloatArray]:
+    names = (
+        "num_params",
+        "num_trainable_params",
+        "num_tp_params",
+        "num_expert_params",
+        "boundary_bytes",
+        "num_tp_collectives",
+        "can_recompute",
+    )
+    out = {name: np.array([float(getattr(g, name)) for w in workloads for g in w.groups]) for name in names}
+    out["num_layers"] = np.array([float(g.num_layers) for w in workloads for g in w.groups])
+    sends = [
+        2.0 * w.tokens_per_sample * w.num_active_experts * w.hidden_size * (g.num_expert_params > 0) for w in workloads for g in w.groups
+    ]
+    out["all_to_all_bytes"] = np.array(sends)
+    has_attention = [bool((g.ops.op_class == ATTENTION_CLASS).any()) for w in workloads for g in w.groups]
+    kv = [4.0 * w.tokens_per_sample * w.hidden_size * w.num_kv_heads / max(w.num_heads, 1) for w in workloads for _ in w.groups]
+    out["context_bytes"] = np.array(kv) * np.array(has_attention)
+    return out
+
+
+def _unit_sizes(g: dict[str, FloatArray], tp: FloatArray, ep: FloatArray, samples: FloatArray) -> dict[str, FloatArray]:
+    split = g["num_tp_params"] - g["num_expert_params"]
+    return {
+        "collectives": np.where(tp > 1, g["num_tp_collectives"], 0.0), "boundary_bytes": g["boundary_bytes"] * samples,
+        "all_to_all_bytes": g["all_to_all_bytes"] * samples, "context_bytes": g["context_bytes"] * samples / tp,
+        "dense_params": np.maximum(split, 0.0) / tp + (g["num_params"] - np.maximum(g["num_tp_params"], g["num_expert_params"])),
+        "expert_params": g["num_expert_params"] / (tp * ep), "num_layers": g["num_layers"], "can_recompute": g["can_recompute"],
+        "trainable_share": g["num_trainable_params"] / np.maximum(g["num_params"], 1.0),
+    }  # fmt: skip

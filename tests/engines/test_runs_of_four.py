@@ -1,0 +1,43 @@
+"""The same with four processes: sharding inside pairs, replicas of the pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from engine_cells import EXAMPLES, GPT2_ARGS, HERE, Cell, generated, losses, run_cells
+
+from cost_models.types import Plan
+
+HYBRID = {"dp_replicate_degree": 2, "dp_shard_degree": 2, "zero_stage": 3, "runtime": "fsdp2"}
+CELLS = (
+    Cell(name="gpt2-hybrid", script="gpt2", plan=Plan(micro_batch=1, **HYBRID), reference="gpt2"),
+    Cell(name="tiny-hybrid-accumulate", script="tiny", plan=Plan(micro_batch=1, num_microbatches=2, **HYBRID), reference="tiny"),
+)
+REFERENCES = (
+    {"name": "gpt2", "file": str(EXAMPLES / "gpt2.py"), "args": GPT2_ARGS.format(steps=3).split()},
+    {"name": "tiny", "file": str(HERE / "references.py"), "args": ["functions", str(HERE / "tiny_transformer.py"), "8", "1"]},
+)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
+    folder: Path = tmp_path_factory.mktemp("four")
+    cells = [dict(c, alone=True) for c in REFERENCES] + [generated(cell, folder) for cell in CELLS]
+    return run_cells(cells, folder, num_procs=4, imports=())
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda c: c.name)
+def test_reproduces_the_losses_of_one_process(cell: Cell, results: dict[str, list[dict]]) -> None:
+    ranks, (alone,) = results[cell.name], results[cell.reference]
+    assert [rank["code"] for rank in ranks] == [0] * 4, "\n".join(rank["output"][-3000:] for rank in ranks)
+    assert losses(ranks[0]["output"]) == pytest.approx(losses(alone["output"]), rel=cell.tolerance)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda c: c.name)
+def test_replicas_of_shards(cell: Cell, results: dict[str, list[dict]]) -> None:
+    for rank in results[cell.name]:
+        held = rank["steps"][-1]
+        assert (held["world_size"], held["meshes"], held["num_plain_tensors"]) == (4, ["(2, 2)"], 0)
+        assert held["placements"] == ["(Replicate(), Shard(dim=0))"]
+        assert held["num_local"] == pytest.approx(held["num_params"] / 2, rel=0.01)
