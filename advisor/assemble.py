@@ -181,32 +181,34 @@ class _PlanFiles:
     seeing: ProfileOptions
     out: Path | None
 
-    def _inputs(self) -> list[Any]:
-        from advisor.engines import EngineInput
+    def _inputs(self) -> dict[int, Any]:
+        """Engine inputs by rank: the best plans that some engine has files for."""
+        from advisor.engines import EngineInput, engines_for
 
         case = self.case
-        shown = self.result.candidates[: case.options.plans]
-        return [
-            EngineInput(
+        able = [(i, c) for i, c in enumerate(self.result.candidates, start=1) if any(e.supported for e in engines_for(c.plan, case.model))]
+        return {
+            rank: EngineInput(
                 plan=c.plan, script=case.step.meta.script, script_args=tuple(self.seeing.args), form=case.step.meta.form,
-                entry=case.step.meta.entry, meta=case.step.meta, model=case.model, num_nodes=max(1, c.plan.world_size // case.cluster.gpus_per_node),
+                entry=case.step.meta.entry, meta=case.step.meta, model=case.model,
+                num_nodes=max(1, c.plan.world_size // case.cluster.gpus_per_node),
                 gpus_per_node=min(case.cluster.gpus_per_node, c.plan.world_size), precision=case.workload.compute_dtype,
             )
-            for c in shown
-        ]  # fmt: skip
+            for rank, c in able[: case.options.plans]
+        }  # fmt: skip
 
-    def launch_lines(self) -> list[str]:
-        """One command line per plan with files; paths as the user will see them."""
+    def launch_lines(self) -> dict[int, str]:
+        """One command line per plan with files, by rank; paths as the user will see them."""
         from advisor.engines import launch_line
 
         out = self.out or Path("advice")
-        return [launch_line(inp, out / f"plan-{i}") for i, inp in enumerate(self._inputs(), start=1)]
+        return {rank: launch_line(inp, out / f"plan-{rank}") for rank, inp in self._inputs().items()}
 
     def write(self, folder: Path) -> list[str]:
         """Write `plan-1/` and so on below a folder; names relative to it."""
         from advisor.engines import write_plan
 
         names: list[str] = []
-        for i, inp in enumerate(self._inputs(), start=1):
-            names += [f"plan-{i}/{name}" for name in write_plan(inp, folder / f"plan-{i}")]
+        for rank, inp in self._inputs().items():
+            names += [f"plan-{rank}/{name}" for name in write_plan(inp, folder / f"plan-{rank}")]
         return names

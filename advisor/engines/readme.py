@@ -17,6 +17,14 @@ _ABOUT = {
     "train_deepspeed.py": "the same training through DeepSpeed",
     "launch.sh": "starts it, by hand or through Slurm",
 }
+#: What stands between the user's code and torch, by form of script.
+_CHANGES = {
+    "script": "Nothing in your script. The train file runs it as `__main__` and stands between it and torch at four points: the optimizer's "
+    "constructor (the model is parallelised there), the `DataLoader` (each rank reads its share), `backward` (losses are counted and averaged) "
+    "and `torch.save` and `print` (rank 0 only). Each is a short function with its reason, yours to edit.",
+    "functions": "Nothing in your file: the train file calls `build_model`, `make_batch`, `loss_fn` and `build_optimizer` and holds the loop, "
+    "yours to edit.",
+}
 
 
 def readme(inp: EngineInput, texts: Mapping[str, str], engines: list[Support], refusals: Mapping[str, str], trains: list[str]) -> str:
@@ -26,6 +34,7 @@ def readme(inp: EngineInput, texts: Mapping[str, str], engines: list[Support], r
         "num_nodes": inp.num_nodes, "gpus_per_node": inp.gpus_per_node, "precision": inp.precision,
         "files": {name: _ABOUT[name] for name in texts if name in _ABOUT}, "refusals": refusals, "engines": engines,
         "launch": [torchrun_line(inp, f"{inp.folder or '.'}/{name}") for name in trains], "notes": _notes(inp, bool(trains)),
+        "changes": _CHANGES.get(inp.form, "") if trains else "",
     }  # fmt: skip
     return render("shared/README.md.j2", context)
 

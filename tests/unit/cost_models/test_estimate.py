@@ -199,9 +199,7 @@ def test_unusable_input_is_explained(llama8b, cluster, cluster_of, a100):
 
 
 def test_runtimes_that_were_measured_get_the_narrower_interval(llama8b, cluster):
-    table = PlanTable.from_plans(
-        [Plan(dp_shard_degree=8, zero_stage=3, runtime=r) for r in ("torch-tp", "fsdp2")]
-    )  # torch-tp: as torchtitan
+    table = PlanTable.from_plans([Plan(dp_shard_degree=8, zero_stage=3, runtime=r) for r in ("torchtitan", "fsdp2")])
     got = estimate(llama8b, cluster, table)
     width = got.high_s / got.low_s
     interval = load_calibration().interval

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# ZeRO-2 8: 1 node x 8 GPUs.
+#   through Slurm:  sbatch --nodes=1 --ntasks-per-node=1 --gpus-per-node=8 --wrap "srun advice/plan-1/launch.sh"
+#   other engine:   TRAIN=train.py advice/plan-1/launch.sh
+# Arguments are handed on.
+set -euo pipefail
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+train="$here/${TRAIN:-train_deepspeed.py}"
+exec torchrun --standalone --nproc-per-node 8 "$train" "$@"

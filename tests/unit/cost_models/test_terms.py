@@ -1,0 +1,96 @@
+"""Collectives, pipelines and what happens once per step."""
+
+import numpy as np
+import pytest
+
+from cost_models import load_calibration
+from cost_models.terms import communication, optimizer, pipeline
+
+
+@pytest.fixture(scope="module")
+def constants():
+    return {name: np.array([value]) for name, value in load_calibration().constants.items()}
+
+
+def machine(**changes):
+    figures = {"gpus_per_node": 8.0, "intra_bytes_per_s": 300e9, "inter_bytes_per_s": 200e9, "intra_latency_s": 0.0, "inter_latency_s": 0.0,
+               "over_pcie": 0.0, "over_ethernet": 0.0, **changes}  # fmt: skip
+    return communication.Machine(**{name: np.array([value]) for name, value in figures.items()})
+
+
+def ring(ranks, stride, constants, **changes):
+    return communication.ring(machine(**changes), constants, np.array([float(ranks)]), np.array([float(stride)]))
+
+
+def test_a_group_of_one_costs_nothing(constants):
+    alone = ring(1, 1, constants)
+    assert alone.seconds(np.array([1e9]))[0] == 0
+
+
+def test_a_ring_moves_all_but_one_share(constants):
+    rate = 300e9 * constants["intra_rate_share"][0]
+    assert ring(8, 1, constants).s_per_byte[0] == pytest.approx(7 / 8 / rate)
+
+
+def test_groups_of_one_node_share_its_adapters(constants):
+    whole, each = ring(16, 1, constants), ring(2, 8, constants)  # one group of 16; eight groups of two, one device per node each
+    assert each.s_per_byte[0] > 3 * whole.s_per_byte[0]
+
+
+def test_latency_grows_with_nodes(constants):
+    latency = [ring(8 * n, 1, constants).latency_s[0] for n in (1, 2, 4, 8)]
+    assert latency == sorted(latency)
+    assert latency[3] > 3 * latency[1] - latency[0]
+
+
+def test_pcie_and_ethernet_achieve_less_of_their_line_rate(constants):
+    assert ring(8, 1, constants, over_pcie=1.0).s_per_byte[0] > 2 * ring(8, 1, constants).s_per_byte[0]
+    assert ring(16, 1, constants, over_ethernet=1.0).s_per_byte[0] > 1.5 * ring(16, 1, constants).s_per_byte[0]
+
+
+def test_experts_in_other_nodes_are_reached_over_the_network(constants):
+    near, far = (
+        communication.all_to_all_s(machine(), constants, np.array([1e8]), np.array([float(ep)]), np.array([1.0]))[0] for ep in (8, 16)
+    )
+    assert far > 3 * near
+
+
+def test_hidden_traffic_still_slows_compute(constants):
+    shown = communication.exposed_sharding_s(np.array([0.1, 5.0]), np.array([1.0, 1.0]), constants)
+    assert 0 < shown[0] < 0.1
+    assert shown[1] > 4.0
+
+
+def test_the_last_bucket_of_a_reduction_always_shows(constants):
+    shown = communication.exposed_reduction_s(np.array([1.0, 1.0]), np.array([100.0, 100.0]), np.array([1.0, 0.0]), constants)
+    assert shown.tolist() == [0.1, 1.0]
+
+
+def test_device_and_host_work_side_by_side():
+    assert pipeline.blend(np.array([1.0]), np.array([0.0]))[0] == 1.0
+    assert pipeline.blend(np.array([1.0]), np.array([1.0]))[0] == pytest.approx(2**0.25)
+    assert pipeline.blend(np.array([1.0]), np.array([0.5]))[0] < 1.02
+
+
+def test_the_slowest_rank_sets_the_pace():
+    slowest = pipeline.slowest_rank(np.array([1.0, 3.0, 2.0, 5.0]), np.array([0, 0, 0, 1]), np.array([0, 3]))
+    assert slowest.rank.tolist() == [1, 3]
+    assert slowest.others_s.tolist() == [3.0, 0.0]
+
+
+def test_interleaving_multiplies_transfers():
+    plain, interleaved = pipeline.transfers_s(np.array([1.0, 1.0]), np.array([8.0, 8.0]), np.array([4, 4]), np.array([1, 2]))
+    assert (plain, interleaved) == (22.0, 38.0)
+    assert pipeline.transfers_s(np.array([1.0]), np.array([8.0]), np.array([1]), np.array([1]))[0] == 0
+
+
+def test_adam_in_mixed_precision_moves_38_bytes_per_parameter():
+    assert optimizer.optimizer_bytes_per_param(8.0, 4.0, 2.0, 4.0) == 38.0
+
+
+def test_offloading_waits_for_copies_then_for_the_cpu():
+    seconds = optimizer.offload_s(
+        np.array([1e9]), copied_bytes=np.array([4.0]), touched_bytes=np.array([28.0]), host_bytes_per_s=np.array([25e9]),
+        cpu_bytes_per_s=np.array([20e9]),
+    )  # fmt: skip
+    assert seconds[0] == pytest.approx(0.16 + 1.4)
