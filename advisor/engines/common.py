@@ -75,6 +75,12 @@ def check_constants(name: str, text: str, expected: Mapping[str, int]) -> list[s
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target, value = node.targets[0], node.value
-            pairs = zip(target.elts, value.elts, strict=False) if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) else [(target, value)]
+            pairs = (
+                zip(target.elts, value.elts, strict=False)
+                if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+                else [(target, value)]
+            )
             found |= {t.id: v.value for t, v in pairs if isinstance(t, ast.Name) and isinstance(v, ast.Constant)}
-    return [f"{name}: {key} is {found.get(key, 'missing')}, the plan says {value}" for key, value in expected.items() if found.get(key) != value]
+    return [
+        f"{name}: {key} is {found.get(key, 'missing')}, the plan says {value}" for key, value in expected.items() if found.get(key) != value
+    ]

@@ -23,7 +23,9 @@ def script_file(inp: EngineInput) -> Path:
     return Path(inp.script)
 
 
-def train_file(inp: EngineInput, *, engine: str, file_name: str, script_path: str, extra: Mapping[str, Any] | None = None) -> dict[str, str]:
+def train_file(
+    inp: EngineInput, *, engine: str, file_name: str, script_path: str, extra: Mapping[str, Any] | None = None
+) -> dict[str, str]:
     """The train file by its name; empty when the script can't be run by one."""
     facts = read_script(script_file(inp))
     if why_not_run(inp, facts, engine=engine):
@@ -46,8 +48,7 @@ def _context(inp: EngineInput, file_name: str, script_path: str) -> dict[str, An
         "turns_per_step": turns, "backwards_per_step": plan.num_microbatches, "seed": inp.seed, "tf32": inp.precision == "tf32",
         "zero_stage": plan.zero_stage, "uses_grad_scaler": meta.uses_grad_scaler, "shards_parameters": plan.zero_stage == 3 and plan.dp_shard_degree > 1, "clips": meta.clips_gradients, "cast_inputs": "",
         "reduces_late": plan.dp_replicate_degree > 1 and plan.dp_shard_degree > 1 and plan.num_microbatches > 1,
-        "gpu_backend": "cpu:gloo,cuda:nccl" if plan.offload else "nccl",
-        "backend_note": "  # gradient norms are summed where the gradients are: on the host" if plan.offload else "",
+        "host_collectives": plan.offload,
         "build_model": build_function(inp), "scaler": inp.precision == "fp16", "arithmetic": common.arithmetic(plan),
         "optimizer": "user.build_optimizer(model)" if declared else f"torch.optim.{kind}(model.parameters())",
     }  # fmt: skip

@@ -20,6 +20,9 @@ BoolArray = npt.NDArray[np.bool_]
 OBJECTIVES = ("throughput", "memory", "gpus")
 #: Plans this close in predicted time are equal for us (the prices themselves are further off); the simplest goes first.
 TIE_SHARE = 0.05
+#: Data-parallel plans run a script as it is; splitting its layers asks for work on the model. Up to this gap, which is about the error
+#: of the prices on unseen sources, the plan that runs as it is goes first and the faster one is listed with its gain.
+AS_IT_IS_SHARE = 0.15
 #: Strategy families that a report must have a word on, in the order people try them.
 FAMILIES = ("DDP", "ZeRO-1", "ZeRO-2", "FSDP", "HSDP", "tensor parallel", "pipeline parallel", "tensor and pipeline parallel")
 _SCALARS = ("step_time_s", "low_s", "high_s", "peak_memory_bytes", "allocated_memory_bytes", "high_memory_bytes", "load_memory_bytes", "save_memory_bytes", "mfu")  # fmt: skip
@@ -122,6 +125,10 @@ def _order(plans: PlanTable, prices: Estimates, fits: BoolArray, objective: str)
     order = np.lexsort((other, complexity(plans)[index], value))
     near = order[value[order] <= value[order[0]] * (1 + TIE_SHARE)]
     lead = near[np.lexsort((value[near], complexity(plans)[index][near]))][0]
+    as_it_is = ((plans.tp_degree == 1) & (plans.pp_degree == 1))[index]
+    close = order[as_it_is[order] & (value[order] <= value[order[0]] * (1 + AS_IT_IS_SHARE))]
+    if not as_it_is[lead] and len(close):
+        lead = close[0]
     ranked: IntArray = index[np.concatenate([[lead], order[order != lead]])]
     return ranked
 

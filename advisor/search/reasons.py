@@ -40,7 +40,7 @@ def reasons_against(candidate: Candidate, best: Candidate, *, objective: str, av
     if objective == "memory":
         out.append(f"{more_bytes / 2**30:+.3g} GiB a GPU; step {slower:+.0%}")
     elif slower < 0:
-        out.append(f"{slower:+.1%}, within the tie of the first, but asks more of you")
+        out.append(f"{slower:+.1%}, less than prices are sure of, and asks more of you")
     elif slower < 0.005:
         out.append("as fast; " + ("more memory" if more_bytes > 0 else "asks more of you"))
     if worse[term] > 0 and slower >= 0.005:
@@ -63,9 +63,9 @@ def _for_the_best(best: Candidate, objective: str, available_bytes: float) -> tu
     first = {
         "memory": f"the least memory of all legal plans: {best.estimate['high_memory_bytes'] / 2**30:.3g} GiB at most",
         "gpus": "fits on the fewest GPUs",
-    }.get(objective, "fastest plan that fits")
+    }.get(objective)
     return (
-        first,
+        *([first] if first else []),
         f"compute {useful:.0%} and exposed communication {exposed / step:.0%} of the step",
         f"{free / 2**30:.3g} GiB a GPU to spare",
     )

@@ -43,7 +43,9 @@ def script_input(name: str, plan: Plan, *, precision: str = "fp32", folder: str 
                            batch_size=4, clips_gradients=True, **common)  # fmt: skip
         path, args, blocks = EXAMPLES / "gpt2.py", GPT2_ARGS.format(steps=3).split(), ["blocks.0", "blocks.1"]
     elif name == "llama":
-        meta = ProfileMeta(script="llama3_8b.py", num_params=218_944, num_trainable_params=218_944, batch_size=1, clips_gradients=True, **common)
+        meta = ProfileMeta(
+            script="llama3_8b.py", num_params=218_944, num_trainable_params=218_944, batch_size=1, clips_gradients=True, **common
+        )
         path, args = EXAMPLES / "llama3_8b.py", ["--tiny", "--dtype", "float32", "--steps", "3"]
         blocks = [f"model.layers.{i}" for i in range(4)]
     elif name == "resnet":
@@ -52,7 +54,9 @@ def script_input(name: str, plan: Plan, *, precision: str = "fp32", folder: str 
         path, args = EXAMPLES / "resnet50.py", []
         blocks = [f"stages.{i}.{j}" for i, count in enumerate((3, 4, 6, 3)) for j in range(count)]
     else:
-        meta = ProfileMeta(script="tiny_transformer.py", form="functions", num_params=30_000, num_trainable_params=30_000, batch_size=4, **common)
+        meta = ProfileMeta(
+            script="tiny_transformer.py", form="functions", num_params=30_000, num_trainable_params=30_000, batch_size=4, **common
+        )
         path, args, blocks = HERE / "tiny_transformer.py", [], ["layers.0", "layers.1"]
     pairs = {
         "tiny": [{"column": ["query", "key", "value"], "row": ["proj"]}, {"column": ["up"], "row": ["down"]}],
@@ -88,7 +92,16 @@ def run_cells(cells: list[dict], folder: Path, *, num_procs: int, imports: tuple
     spec = folder / "cells.json"
     spec.write_text(json.dumps({"out": str(folder), "cells": cells, "imports": imports}))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(folder / "extensions"), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_procs), str(HERE / "harness.py"), str(spec)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(num_procs),
+        str(HERE / "harness.py"),
+        str(spec),
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return {c["name"]: [_result(folder / f"{c['name']}.{rank}") for rank in range(1 if c.get("alone") else num_procs)] for c in cells}

@@ -11,7 +11,6 @@ import pytest
 from engine_cells import EXAMPLES, GPT2_ARGS, HERE, RESNET_ENV, Cell, generated, losses, run_cells, script_input
 
 from advisor.engines import write_plan
-
 from cost_models.types import Plan
 
 
@@ -56,7 +55,12 @@ CELLS = (
 REFERENCES = (
     {"name": "gpt2", "file": str(EXAMPLES / "gpt2.py"), "args": GPT2_ARGS.format(steps=3).split()},
     {"name": "llama", "file": str(HERE / "references.py"), "args": ["llama", str(EXAMPLES / "llama3_8b.py"), "2"]},
-    {"name": "resnet", "file": str(HERE / "references.py"), "args": ["functions", str(EXAMPLES / "resnet50.py"), "8", "4"], "env": RESNET_ENV},
+    {
+        "name": "resnet",
+        "file": str(HERE / "references.py"),
+        "args": ["functions", str(EXAMPLES / "resnet50.py"), "8", "4"],
+        "env": RESNET_ENV,
+    },
     {"name": "tiny", "file": str(HERE / "references.py"), "args": ["functions", str(HERE / "tiny_transformer.py"), "4", "1"]},
 )
 
@@ -148,8 +152,14 @@ def test_nothing_is_compiled(results: dict[str, list[dict]], folder: Path) -> No
 
 def test_launch_script_starts_the_plan(tmp_path: Path, results: dict[str, list[dict]]) -> None:
     names = write_plan(script_input("tiny", ddp(micro_batch=2)), tmp_path)
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([tmp_path / "launch.sh", "--steps", "3"], env=environment, capture_output=True, text=True, timeout=300, check=False)
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    done = subprocess.run(
+        [tmp_path / "launch.sh", "--steps", "3"], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert "launch.sh" in names
     assert done.returncode == 0, done.stderr[-3000:]
     assert losses(done.stdout) == pytest.approx(losses(results["tiny"][0]["output"]), rel=1e-4)

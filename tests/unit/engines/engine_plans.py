@@ -39,7 +39,9 @@ def resnet(plan: Plan, **more) -> EngineInput:
     return _input(plan, meta, [f"stages.{i}.{j}" for i, count in enumerate((3, 4, 6, 3)) for j in range(count)], **more)
 
 
-def _input(plan: Plan, meta: ProfileMeta, blocks: list[str], *, pairs: list[dict] | None = None, model: dict | None = None, **more) -> EngineInput:
+def _input(
+    plan: Plan, meta: ProfileMeta, blocks: list[str], *, pairs: list[dict] | None = None, model: dict | None = None, **more
+) -> EngineInput:
     per_node = min(8, plan.world_size)
     return EngineInput(
         plan=plan, script=meta.script, form=meta.form, meta=meta, num_nodes=plan.world_size // per_node, gpus_per_node=per_node,

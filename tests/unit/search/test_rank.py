@@ -30,7 +30,7 @@ def small():
 def test_candidates_fit_and_are_in_order_after_the_first(small):
     times = [c.estimate["step_time_s"] for c in small.candidates]
     assert times[1:] == sorted(times[1:])
-    assert times[0] <= min(times) * 1.05
+    assert times[0] <= min(times) * 1.15
     assert all(c.estimate["high_memory_bytes"] <= 0.95 * 80e9 for c in small.candidates)
 
 

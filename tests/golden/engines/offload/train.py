@@ -208,7 +208,8 @@ def main() -> None:
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
     if gpus != "":  # this process sees one GPU only, so that the script's "cuda" and "cuda:0" both mean it
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus.split(",")[LOCAL_RANK] if gpus else str(LOCAL_RANK)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")  # gradient norms are summed where the gradients are: on the host
+    # gloo beside nccl: what is offloaded is reduced where it lies, on the host
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     if dist.get_world_size() != WORLD_SIZE:
         raise SystemExit(f"this plan is for {WORLD_SIZE} processes, not {dist.get_world_size()}")
     torch.manual_seed(0)  # equal weights on all ranks, where the script sets no seed itself

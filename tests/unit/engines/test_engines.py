@@ -1,0 +1,221 @@
+"""What engines can express, what they refuse and why, and that their validators catch mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from engine_plans import CASES, REPOSITORY, gpt2, llama, resnet
+
+from advisor.engines import ENGINES, engines_for, launch_line, plan_files, write_plan
+from advisor.engines.common import block_patterns
+from advisor.engines.scripts import read_script
+from cost_models.types import Plan
+
+DDP = Plan(dp_replicate_degree=2, micro_batch=4, runtime="ddp")
+FSDP = Plan(dp_shard_degree=2, micro_batch=4, zero_stage=3, runtime="fsdp2")
+BLOCKS = {"block_paths": ["layers.0", "layers.1"]}
+
+
+def names(plan: Plan, model: dict | None = None) -> set[str]:
+    return {s.engine for s in engines_for(plan, BLOCKS if model is None else model) if s.supported}
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+
+
+def test_each_zero_stage_has_its_engines() -> None:
+    assert names(DDP) == {"PyTorch DDP", "DeepSpeed"}
+    assert names(Plan(dp_shard_degree=4, zero_stage=1)) == {"PyTorch DDP", "DeepSpeed"}
+    assert names(Plan(dp_shard_degree=4, zero_stage=2)) == {"PyTorch FSDP2", "DeepSpeed"}
+    assert names(FSDP) == {"PyTorch FSDP2", "DeepSpeed"}
+    assert names(Plan(dp_replicate_degree=2, dp_shard_degree=4, zero_stage=3)) == {"PyTorch FSDP2"}
+    assert names(Plan(zero_stage=2, offload=True)) == {"PyTorch FSDP2", "DeepSpeed"}
+
+
+def test_what_no_engine_can_express_has_a_reason_from_each() -> None:
+    support = engines_for(Plan(pp_degree=4, schedule="1f1b", num_microbatches=8), BLOCKS)
+    assert len(support) == len(ENGINES)
+    assert not any(s.supported for s in support)
+    assert all(s.reason for s in support)
+
+
+def test_recomputation_needs_layers_to_recompute() -> None:
+    plan = dataclasses.replace(DDP, recompute="full")
+    assert names(plan)
+    assert not names(plan, {"block_paths": []})
+
+
+def test_the_engine_that_was_priced_comes_first() -> None:
+    assert "plan-1/train.py" in launch_line(gpt2(FSDP))
+    assert "plan-1/train_deepspeed.py" in launch_line(gpt2(Plan(dp_shard_degree=2, zero_stage=2, micro_batch=4, runtime="deepspeed")))
+
+
+def test_launch_line_names_nodes_and_a_rendezvous_only_when_there_are_several() -> None:
+    one = launch_line(gpt2(DDP), "advice/plan-2")
+    assert one == "torchrun --standalone --nproc-per-node 2 advice/plan-2/train.py"
+    two = launch_line(CASES["zero3-two-nodes"])
+    assert "--nnodes 2 --nproc-per-node 8" in two
+    assert "--rdzv-endpoint $HEAD_NODE" in two
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_generated_files_pass_their_own_check(case: str, tmp_path: Path) -> None:
+    written = write_plan(CASES[case], tmp_path / "plan-1")
+    assert {p.name for p in (tmp_path / "plan-1").iterdir()} == set(written)
+    assert (tmp_path / "plan-1" / "launch.sh").stat().st_mode & 0o111
+
+
+def test_world_must_be_the_plans() -> None:
+    with pytest.raises(ValueError, match="don't make the plan's world"):
+        dataclasses.replace(gpt2(DDP), gpus_per_node=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"train_batch_sise": 4}, "did you mean train_batch_size"),
+        ({"train_batch_size": 7}, "is not 4 x 1 x 2 ranks"),
+        ({"gradient_accumulation_steps": 3}, "is not 4 x 3 x 2 ranks"),
+        ({"gradient_clipping": "1"}, "which is no int or float"),
+        ({"zero_optimization": {"stage": 4}}, "not 0 to 3"),
+        ({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpuu"}}}, "not one of cpu"),
+        ({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}, "offload_param needs stage 3"),
+        ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "did you mean overlap_comm"),
+        ({"zero_optimization": {"stage": True}}, "which is no int"),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "both enabled"),
+        ({"optimizer": {"type": "Nope"}}, "not one of Adam"),
+        ({"train_micro_batch_size_per_gpu": None}, "which is no int"),
+    ],
+)
+def test_deepspeed_validator_catches(change: dict, complaint: str) -> None:
+    inp = gpt2(FSDP)
+    files = plan_files(inp, Path("advice/plan-1"))
+    config = json.loads(files["ds_config.json"]) | change
+    (deepspeed,) = [e for e in ENGINES if e.NAME == "deepspeed"]
+    assert deepspeed.validate(files, inp) == []
+    problems = deepspeed.validate(files | {"ds_config.json": json.dumps(config)}, inp)
+    assert complaint in "; ".join(problems)
+
+
+@pytest.mark.parametrize("engine", [e for e in ENGINES if e.NAME != "deepspeed"], ids=lambda e: e.NAME)
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("WORLD_SIZE = 2", "WORLD_SIZE = 3", "WORLD_SIZE is 3, the plan says 2"),
+        ("MICRO_BATCH = 8, 4", "MICRO_BATCH = 8, 5", "MICRO_BATCH is 5"),
+        ("BACKWARDS_PER_STEP = 1", "BACKWARD_PER_STEP = 1", "BACKWARDS_PER_STEP is missing"),
+        ("def main()", "def main(", "train.py line"),
+    ],
+)
+def test_train_file_validator_catches(engine, old: str, new: str, complaint: str) -> None:
+    inp = gpt2(DDP if engine.NAME == "ddp" else FSDP)
+    files = plan_files(inp, Path("advice/plan-1"))
+    assert old in files["train.py"]
+    assert complaint in "; ".join(engine.validate(files | {"train.py": files["train.py"].replace(old, new)}, inp))
+
+
+@pytest.mark.parametrize(
+    ("meta", "reason"),
+    [
+        ({"num_optimizers": 2}, "2 optimizers"),
+        ({"accumulation": 4}, "set the script's own accumulation to 1"),
+        ({"other_models": {"UNet": 5}}, "second model"),
+    ],
+)
+def test_scripts_that_cannot_be_run_get_no_train_file_but_a_reason(meta: dict, reason: str) -> None:
+    files = plan_files(gpt2(FSDP, meta=meta), Path("advice/plan-1"))
+    assert set(files) == {"parallelize.py", "ds_config.json", "README.md"}
+    assert reason in files["README.md"]
+    assert launch_line(gpt2(FSDP, meta=meta)) == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import torch.distributed as dist\ndist.init_process_group()", "already uses init_process_group"),
+        ("from transformers import Trainer\nTrainer()", "already uses Trainer"),
+        ("import torch\nmodel = torch.compile(object())", "torch.compile"),
+        ("model = build().to('cuda:1')", "cuda:1"),
+        ("optimizer.step(closure=f)", "evaluates the model again"),
+    ],
+)
+def test_source_tells_what_cannot_be_wrapped(source: str, reason: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(source)
+    files = plan_files(dataclasses.replace(gpt2(DDP), script=str(script)), tmp_path / "plan-1")
+    assert "train.py" not in files
+    assert reason in files["README.md"]
+
+
+def test_functions_without_data_or_loss_get_no_train_file(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("def build_model(): ...\ndef make_batch(n): ...\n")
+    files = plan_files(dataclasses.replace(resnet(DDP), script=str(script)), tmp_path / "plan-1")
+    assert "train.py" not in files
+    assert "declares no loss_fn" in files["README.md"]
+
+
+def test_functions_without_an_optimizer_get_the_profiled_kind(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("def build_model(): ...\ndef make_batch(n): ...\ndef loss_fn(m, b): ...\n")
+    files = plan_files(dataclasses.replace(resnet(DDP), script=str(script)), tmp_path / "plan-1")
+    assert "torch.optim.SGD(model.parameters())" in files["train.py"]
+
+
+def test_a_script_that_is_not_there_still_gets_files(tmp_path: Path) -> None:
+    files = plan_files(dataclasses.replace(gpt2(DDP), script=str(tmp_path / "gone.py")), tmp_path / "plan-1")
+    assert "train.py" in files
+
+
+def test_the_way_to_the_script_is_relative_to_the_folder() -> None:
+    assert 'HERE / "../../examples/gpt2.py"' in plan_files(gpt2(DDP), Path("advice/plan-1"))["train.py"]
+
+
+def test_block_paths_become_one_pattern_per_form() -> None:
+    paths = [f"stages.{i}.{j}" for i in range(4) for j in range(3)] + ["head.layers.2", "head.layers.3", "neck"]
+    assert block_patterns({"block_paths": paths}) == (r"stages\.\d+\.\d+", r"head\.layers\.\d+", "neck")
+
+
+def test_own_checkpointing_is_not_doubled() -> None:
+    plan = dataclasses.replace(FSDP, recompute="full")
+    assert "checkpoint" in plan_files(llama(plan), Path("advice/plan-1"))["parallelize.py"]
+    assert "checkpoint" not in plan_files(llama(plan, meta={"uses_checkpointing": True}), Path("advice/plan-1"))["parallelize.py"]
+
+
+def test_autocast_scripts_keep_their_autocast() -> None:
+    own = gpt2(DDP, precision="bf16", meta={"autocast_dtype": "bf16"})
+    files = plan_files(own, Path("advice/plan-1"))
+    assert "autocast" not in files["parallelize.py"]
+    assert json.loads(files["ds_config.json"])["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
+    assert "autocast" in plan_files(gpt2(DDP, precision="bf16"), Path("advice/plan-1"))["parallelize.py"]
+
+
+def test_deepspeed_never_clips_unasked() -> None:
+    """Its default clips gradients to a norm of 1."""
+    assert json.loads(plan_files(gpt2(DDP), Path("advice/plan-1"))["ds_config.json"])["gradient_clipping"] == 0.0
+
+
+def test_unused_parameters_are_named() -> None:
+    inp = gpt2(DDP, model={"unused_parameters": ["blocks.0.old.weight", "a", "b"]})
+    text = plan_files(inp, Path("advice/plan-1"))["parallelize.py"]
+    assert "find_unused_parameters=True" in text
+    assert "blocks.0.old.weight" in text
+
+
+def test_small_models_get_small_buckets() -> None:
+    text = plan_files(gpt2(DDP, meta={}), Path("advice/plan-1"))["parallelize.py"]
+    assert "bucket_cap_mb=25" in text
+    small = dataclasses.replace(gpt2(DDP), meta=dataclasses.replace(gpt2(DDP).meta, num_trainable_params=2_621_440))
+    assert "bucket_cap_mb=8" in plan_files(small, Path("advice/plan-1"))["parallelize.py"]
+
+
+def test_read_script_survives_what_it_cannot_parse(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text("def broken(:")
+    assert not read_script(bad).names
+    assert not read_script(tmp_path / "missing.py").functions
