@@ -110,9 +110,8 @@ def _columns(packed: Packed, part: slice) -> _Columns:
 
     w, r, c = packed.workloads, packed.runtimes, packed.clusters
     i, j, n = packed.workload, packed.cluster, packed.plans.runtime
-    update = [
-        optimizer.optimizer_bytes_per_param(x.optimizer.state_bytes_per_param, x.master_bytes, x.param_bytes, x.grad_bytes) for x in w
-    ]
+    bytes_of = [[x.optimizer.state_bytes_per_param, x.master_bytes, x.param_bytes, x.grad_bytes] for x in w]
+    update = optimizer.optimizer_bytes_per_param(*np.array(bytes_of).T).tolist()
     return _Columns(
         hidden_size=per([x.hidden_size for x in w], i), gather_bytes=per([4.0 if x.compute_dtype in ("fp32", "tf32") else 2.0 for x in w], i),
         param_bytes=per([x.param_bytes for x in w], i), grad_bytes=per([x.grad_bytes for x in w], i),

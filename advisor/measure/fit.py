@@ -47,7 +47,7 @@ DEVICE_FACTORS: Mapping[str, Mapping[str, float]] = {
     "rtx-3090": {"gemm_rate_share": 1.25}, "rtx-4090": {"gemm_rate_share": 1.25}, "rtx-5090": {"gemm_rate_share": 1.25},
     "h100-sxm-96gb-hbm2e": {"gemm_rate_share": 0.845, "attention_rate_share": 0.845},
 }  # fmt: skip
-_RUNS_PER_MODEL = 60.0
+_RUNS_PER_MODEL = 120.0
 _SCALE = 0.10  # a miss of 10% weighs like one standard deviation of a prior
 _STEP = 1e-4
 
@@ -94,7 +94,7 @@ def make_problem(runs: RunTable, base: Calibration) -> Problem:
 def model_weights(source: np.ndarray, model: np.ndarray) -> FloatArray:
     """Weight per run: all runs of one model from one source together count like at most _RUNS_PER_MODEL.
 
-    They share what the model misses of their shape and machine, so that a thousand of them don't say more than a few dozen.
+    They share what the model misses of their shape and machine, so that a thousand of them don't say more than a hundred.
     """
     groups = np.char.add(np.char.add(source.astype(str), "|"), model.astype(str))
     _, inverse, counts = np.unique(groups, return_inverse=True, return_counts=True)

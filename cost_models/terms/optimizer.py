@@ -7,11 +7,14 @@ import numpy as np
 from cost_models.types import FloatArray
 
 
-def optimizer_bytes_per_param(state_bytes: float, master_bytes: float, param_bytes: float, grad_bytes: float) -> float:
+def optimizer_bytes_per_param(
+    state_bytes: FloatArray, master_bytes: FloatArray, param_bytes: FloatArray, grad_bytes: FloatArray
+) -> FloatArray:  # fmt: skip
     """Device traffic per updated parameter: states and master copy (or weights) read and written, weights written, gradients touched
     three times (norm, step, zero).
     """
-    return 2 * state_bytes + 2 * (master_bytes or param_bytes) + param_bytes + 3 * grad_bytes
+    copy_bytes = np.where(master_bytes > 0, master_bytes, param_bytes)
+    return np.asarray(2 * state_bytes + 2 * copy_bytes + param_bytes + 3 * grad_bytes, dtype=np.float64)
 
 
 def optimizer_s(num_params: FloatArray, bytes_per_param: FloatArray, memory_bytes_per_s: FloatArray) -> FloatArray:

@@ -48,6 +48,10 @@ def script_input(name: str, plan: Plan, *, precision: str = "fp32", folder: str 
         )
         path, args = EXAMPLES / "llama3_8b.py", ["--tiny", "--dtype", "float32", "--steps", "3"]
         blocks = [f"model.layers.{i}" for i in range(4)]
+    elif name in {"habits", "stream"}:
+        meta = ProfileMeta(script="habits.py", num_params=7_000, num_trainable_params=6_700, batch_size=8, accumulation=2, clips_gradients=True,
+                           **common)  # fmt: skip
+        path, args, blocks = HERE / "habits.py", [], ["blocks.0", "blocks.1", "blocks.2"]
     elif name == "resnet":
         meta = ProfileMeta(script="resnet50.py", form="functions", num_params=25_557_032, num_trainable_params=25_557_032, batch_size=64,
                            optimizer="sgd", buffer_bytes=212_692)  # fmt: skip
@@ -124,6 +128,8 @@ def generated(cell: Cell, folder: Path) -> dict:
     turns = cell.plan.num_microbatches
     if cell.script == "gpt2":  # more turns of the loop, the same samples
         args = GPT2_ARGS.format(steps=3).split()
+    elif cell.script in {"habits", "stream"}:
+        args = ["--save", str(folder / f"{cell.name}.pt"), *(["--stream"] if cell.script == "stream" else [])]
     elif cell.script == "llama":
         args = ["--tiny", "--dtype", "float32", "--steps", str(3 * turns)]
     return {"name": cell.name, "file": str(folder / cell.name / cell.file), "args": args, "env": RESNET_ENV}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from engine_cells import EXAMPLES, GPT2_ARGS, HERE, RESNET_ENV, Cell, generated, losses, run_cells, script_input
 
 from advisor.engines import write_plan
@@ -52,6 +54,17 @@ CELLS = (
     Cell(name="tiny-deepspeed-2-bf16", script="tiny", plan=sharded(2, micro_batch=2), file=DEEPSPEED, precision="bf16", tolerance=2e-2,
          reference="tiny"),
 )  # fmt: skip
+HABITS = (
+    Cell(name="habits-ddp", script="habits", plan=ddp(micro_batch=2, num_microbatches=4), reference="habits"),
+    Cell(name="habits-zero1", script="habits", plan=sharded(1, micro_batch=4, num_microbatches=2), reference="habits"),
+    Cell(name="habits-zero3", script="habits", plan=sharded(3, micro_batch=2, num_microbatches=4, recompute="full"), reference="habits"),
+    Cell(
+        name="habits-deepspeed-2", script="habits", plan=sharded(2, micro_batch=2, num_microbatches=4), file=DEEPSPEED, reference="habits"
+    ),
+    Cell(name="stream-ddp", script="stream", plan=ddp(micro_batch=4, num_microbatches=2), reference="habits"),
+)
+ONE_GROUP = CELLS  # DeepSpeed steps each parameter group by itself
+CELLS += HABITS
 REFERENCES = (
     {"name": "gpt2", "file": str(EXAMPLES / "gpt2.py"), "args": GPT2_ARGS.format(steps=3).split()},
     {"name": "llama", "file": str(HERE / "references.py"), "args": ["llama", str(EXAMPLES / "llama3_8b.py"), "2"]},
@@ -61,6 +74,7 @@ REFERENCES = (
         "args": ["functions", str(EXAMPLES / "resnet50.py"), "8", "4"],
         "env": RESNET_ENV,
     },
+    {"name": "habits", "file": str(HERE / "habits.py"), "args": ["--save", "{folder}/habits.pt"]},
     {"name": "tiny", "file": str(HERE / "references.py"), "args": ["functions", str(HERE / "tiny_transformer.py"), "4", "1"]},
 )
 
@@ -72,7 +86,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(folder: Path) -> dict[str, list[dict]]:
-    cells = [dict(c, alone=True) for c in REFERENCES] + [generated(cell, folder) for cell in CELLS]
+    alone = [dict(c, alone=True, args=[a.format(folder=folder) for a in c["args"]]) for c in REFERENCES]
+    cells = alone + [generated(cell, folder) for cell in CELLS]
     return run_cells(cells, folder, num_procs=2, imports=("deepspeed", "transformers.models.llama.modeling_llama"))
 
 
@@ -87,7 +102,7 @@ def test_reproduces_the_losses_of_one_process(cell: Cell, results: dict[str, lis
 
 
 def sharded_cells(file: str, *stages: int) -> list[Cell]:
-    return [c for c in CELLS if c.file == file and c.plan.zero_stage in stages]
+    return [c for c in ONE_GROUP if c.file == file and c.plan.zero_stage in stages]
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda c: c.name)
@@ -96,7 +111,7 @@ def test_runs_on_two_processes_over_gloo(cell: Cell, results: dict[str, list[dic
         assert {(step["world_size"], step["backend"]) for step in rank["steps"]} == {(2, "gloo")}
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda c: c.name)
+@pytest.mark.parametrize("cell", ONE_GROUP, ids=lambda c: c.name)
 def test_takes_one_optimizer_step_per_global_batch(cell: Cell, results: dict[str, list[dict]]) -> None:
     kind = "SGD" if cell.script == "resnet" else "AdamW"
     for rank in results[cell.name]:
@@ -137,6 +152,32 @@ def test_replicated_plans_hold_everything_on_every_rank(cell: Cell, results: dic
     alone = results[cell.reference][0]["steps"][-1]
     for rank in results[cell.name]:
         assert rank["steps"][-1]["num_params"] == rank["steps"][-1]["num_local"] == alone["num_params"]
+
+
+@pytest.mark.parametrize("cell", [c for c in HABITS if c.file == "train.py"], ids=lambda c: c.name)
+def test_ends_with_the_weights_and_the_schedule_of_one_process(cell: Cell, results: dict[str, list[dict]], folder: Path) -> None:
+    assert results
+    alone, here = (torch.load(folder / f"{name}.pt", weights_only=True) for name in ("habits", cell.name))
+    assert here["lr"] == alone["lr"]
+    assert here["model"].keys() == alone["model"].keys()
+    for name, weight in alone["model"].items():
+        torch.testing.assert_close(here["model"][name], weight, rtol=1e-4, atol=5e-5)
+
+
+def test_deepspeed_saves_its_own_checkpoint(results: dict[str, list[dict]], folder: Path) -> None:
+    assert results
+    assert (folder / "habits-deepspeed-2.pt.deepspeed" / "latest").is_file()
+
+
+def norms(output: str) -> list[float]:
+    """Gradient norms printed in the last turn of each optimizer step."""
+    found = [float(x) for x in re.findall(r"norm (\S+)", output)]
+    return found[len(found) // 3 - 1 :: len(found) // 3]
+
+
+@pytest.mark.parametrize("cell", [c for c in HABITS if c.file == "train.py"], ids=lambda c: c.name)
+def test_clips_the_norm_that_one_process_clips(cell: Cell, results: dict[str, list[dict]]) -> None:
+    assert norms(results[cell.name][0]["output"]) == pytest.approx(norms(results["habits"][0]["output"]), rel=1e-3)
 
 
 def test_only_rank_0_prints(results: dict[str, list[dict]]) -> None:

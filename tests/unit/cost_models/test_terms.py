@@ -85,7 +85,7 @@ def test_interleaving_multiplies_transfers():
 
 
 def test_adam_in_mixed_precision_moves_38_bytes_per_parameter():
-    assert optimizer.optimizer_bytes_per_param(8.0, 4.0, 2.0, 4.0) == 38.0
+    assert optimizer.optimizer_bytes_per_param(*np.array([[8.0], [4.0], [2.0], [4.0]]))[0] == 38.0
 
 
 def test_offloading_waits_for_copies_then_for_the_cpu():

@@ -174,6 +174,12 @@ def gathered(value):
     return [gathered(item) for item in value] if isinstance(value, list) else value
 
 
+def whole_norms() -> None:
+    """The script gets the gradient norm as an ordinary number, not as a sharded one."""
+    plain_clip = torch.nn.utils.clip_grad_norm_
+    torch.nn.utils.clip_grad_norm_ = lambda *args, **kwargs: gathered(plain_clip(*args, **kwargs))
+
+
 def route_steps(optimizer: torch.optim.Optimizer, take_step) -> None:
     """`optimizer.step()` acts only when all gradients are in; then the loss is reported."""
 
@@ -252,6 +258,7 @@ def main() -> None:
     only_rank_0_speaks()
     parallelize_with_optimizer()
     watch_backward()
+    whole_norms()
     hold_between_steps()
     sys.argv = [str(SCRIPT), *(sys.argv[1:] or SCRIPT_ARGS)]
     sys.path[0] = str(SCRIPT.parent)

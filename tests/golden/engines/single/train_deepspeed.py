@@ -100,9 +100,12 @@ def only_rank_0_speaks() -> None:
     """Prints and `torch.save` of the other ranks go nowhere. Other ways to write files are not caught."""
     if RANK != 0:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  open as long as the process lives
+    plain_save = torch.save
 
     def save(_value, path, **_kwargs):  # states are partitioned: the engine saves its own, which every rank takes part in
+        torch.save = plain_save
         Engine.made.save_checkpoint(f"{path}.deepspeed")
+        torch.save = save
 
     torch.save = save
 
