@@ -13,6 +13,8 @@ from cost_models.types import Plan
 
 NAME = "fsdp2"
 TITLE = "PyTorch FSDP2"
+#: Names in `cost_models/runtimes` that this engine is priced by.
+RUNTIMES = ("fsdp2", "torch-tp")
 TRAIN_FILE = "train.py"
 
 #: Without repeated layers: about this many sharding units, none smaller than a million parameters (small gathers are all latency).

@@ -49,6 +49,7 @@ class Engine(Protocol):
 
     NAME: str
     TITLE: str
+    RUNTIMES: tuple[str, ...]
     TRAIN_FILE: str
 
     def supports(self, plan: Plan, model: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ def engines_for(plan: Plan, model: Mapping[str, Any]) -> list[Support]:
 def _able(inp: EngineInput) -> list[Engine]:
     """Engines that can express the plan, the one it was priced for first."""
     able = [e for e in ENGINES if not e.supports(inp.plan, inp.model)]
-    return sorted(able, key=lambda e: inp.plan.runtime != e.NAME)
+    return sorted(able, key=lambda e: inp.plan.runtime not in e.RUNTIMES)
 
 
 def plan_files(inp: EngineInput, folder: Path) -> dict[str, str]:

@@ -17,11 +17,11 @@ from cost_models.types import Plan
 
 
 def ddp(**more) -> Plan:
-    return Plan(dp_replicate_degree=2, runtime="ddp", **more)
+    return Plan(dp_replicate_degree=2, runtime="torch-ddp", **more)
 
 
 def sharded(stage: int, **more) -> Plan:
-    return Plan(dp_shard_degree=2, zero_stage=stage, runtime={3: "fsdp2"}.get(stage, "deepspeed"), **more)
+    return Plan(dp_shard_degree=2, zero_stage=stage, runtime={3: "fsdp2"}.get(stage, "deepspeed-zero"), **more)
 
 
 DEEPSPEED = "train_deepspeed.py"

@@ -50,14 +50,14 @@ def _input(
 
 
 CASES = {
-    "ddp": gpt2(Plan(dp_replicate_degree=8, micro_batch=8, runtime="ddp")),
-    "ddp-accumulate-recompute": gpt2(Plan(dp_replicate_degree=8, micro_batch=2, num_microbatches=4, recompute="selective", runtime="ddp"),
+    "ddp": gpt2(Plan(dp_replicate_degree=8, micro_batch=8, runtime="torch-ddp")),
+    "ddp-accumulate-recompute": gpt2(Plan(dp_replicate_degree=8, micro_batch=2, num_microbatches=4, recompute="selective", runtime="torch-ddp"),
                                      script_args=("--steps", "400"), precision="bf16"),
-    "zero1": gpt2(Plan(dp_shard_degree=8, micro_batch=8, zero_stage=1, runtime="deepspeed")),
-    "zero2": resnet(Plan(dp_shard_degree=8, micro_batch=32, num_microbatches=2, zero_stage=2, runtime="deepspeed"), precision="bf16"),
+    "zero1": gpt2(Plan(dp_shard_degree=8, micro_batch=8, zero_stage=1, runtime="deepspeed-zero")),
+    "zero2": resnet(Plan(dp_shard_degree=8, micro_batch=32, num_microbatches=2, zero_stage=2, runtime="deepspeed-zero"), precision="bf16"),
     "zero3-two-nodes": llama(Plan(dp_shard_degree=16, zero_stage=3, recompute="full", runtime="fsdp2")),
     "zero3-functions": resnet(Plan(dp_shard_degree=8, micro_batch=32, zero_stage=3, runtime="fsdp2")),
     "hsdp": llama(Plan(dp_replicate_degree=2, dp_shard_degree=8, num_microbatches=2, zero_stage=3, runtime="fsdp2")),
     "offload": gpt2(Plan(dp_shard_degree=4, micro_batch=8, zero_stage=3, offload=True, runtime="fsdp2"), precision="bf16"),
-    "single": gpt2(Plan(micro_batch=8, num_microbatches=2, runtime="ddp")),
+    "single": gpt2(Plan(micro_batch=8, num_microbatches=2, runtime="torch-ddp")),
 }  # fmt: skip

@@ -14,7 +14,7 @@ from advisor.engines.common import block_patterns
 from advisor.engines.scripts import read_script
 from cost_models.types import Plan
 
-DDP = Plan(dp_replicate_degree=2, micro_batch=4, runtime="ddp")
+DDP = Plan(dp_replicate_degree=2, micro_batch=4, runtime="torch-ddp")
 FSDP = Plan(dp_shard_degree=2, micro_batch=4, zero_stage=3, runtime="fsdp2")
 BLOCKS = {"block_paths": ["layers.0", "layers.1"]}
 
@@ -52,7 +52,7 @@ def test_recomputation_needs_layers_to_recompute() -> None:
 
 def test_the_engine_that_was_priced_comes_first() -> None:
     assert "plan-1/train.py" in launch_line(gpt2(FSDP))
-    assert "plan-1/train_deepspeed.py" in launch_line(gpt2(Plan(dp_shard_degree=2, zero_stage=2, micro_batch=4, runtime="deepspeed")))
+    assert "plan-1/train_deepspeed.py" in launch_line(gpt2(Plan(dp_shard_degree=2, zero_stage=2, micro_batch=4, runtime="deepspeed-zero")))
 
 
 def test_launch_line_names_nodes_and_a_rendezvous_only_when_there_are_several() -> None:
