@@ -1,7 +1,7 @@
 """Train GPT-2 (124M) on synthetic tokens. Plain PyTorch, one device, nothing in it knows about parallel training.
 
-    python examples/gpt2.py --steps 3 --layers 2 --width 128 --seq 64 --batch 4      # a toy that runs on a laptop
-    advise examples/gpt2.py                                                          # how to train the real one
+python examples/gpt2.py --steps 3 --layers 2 --width 128 --seq 64 --batch 4      # a toy that runs on a laptop
+advise examples/gpt2.py                                                          # how to train the real one
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Pretrain a model of Llama-3-8B's shape (transformers config, random weights) on sequences of 8,192 tokens in bf16.
 
-    advise examples/llama3_8b.py --gpu h100-sxm-80gb --nodes 2 --inter ib-ndr-8x
-    python examples/llama3_8b.py --tiny            # the same code, a toy that runs on a laptop
+advise examples/llama3_8b.py --gpu h100-sxm-80gb --nodes 2 --inter ib-ndr-8x
+python examples/llama3_8b.py --tiny            # the same code, a toy that runs on a laptop
 """
 
 import argparse

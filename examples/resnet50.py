@@ -1,7 +1,7 @@
 """Train ResNet-50 on synthetic images. Declares the four functions that the advisor (and the files it writes) can call.
 
-    python examples/resnet50.py
-    advise examples/resnet50.py --gpu a100-sxm-80gb --global-batch 2048
+python examples/resnet50.py
+advise examples/resnet50.py --gpu a100-sxm-80gb --global-batch 2048
 """
 
 import os

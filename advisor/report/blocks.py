@@ -13,7 +13,11 @@ from advisor.report.text import TIE, Block, Column, Command, Line, Number, Piece
 
 #: Rows of a table that the terminal shows; the files hold all.
 MOST_ROWS = 8
-_GOALS = {"throughput": "the simplest of the fastest plans that fit", "memory": "the plan with the lowest peak", "gpus": "the plan on the fewest GPUs"}
+_GOALS = {
+    "throughput": "the simplest of the fastest plans that fit",
+    "memory": "the plan with the lowest peak",
+    "gpus": "the plan on the fewest GPUs",
+}
 
 
 def blocks(report: Report, most_rows: int | None = None) -> tuple[Block, ...]:
