@@ -79,6 +79,9 @@ def why_not_run(inp: EngineInput, facts: ScriptFacts, *, engine: str) -> str:
         ("compile" in facts.names and "torch" in facts.names, "the script calls torch.compile; compile after parallelize(model) instead"),
         (rest != 0 or turns == 0, f"the script accumulates over {meta.accumulation} backward passes and the plan over {plan.num_microbatches}: "
          "set the script's own accumulation to 1"),
+        (engine != "deepspeed" and inp.precision == "fp16" and meta.param_dtype == "fp32" and not meta.uses_grad_scaler,
+         "fp16 gradients need dynamic loss scaling and the script has none: take bf16, or add a torch.amp.GradScaler"),
+        (engine == "deepspeed" and meta.uses_grad_scaler, "the script scales its loss itself, and so would DeepSpeed: take its GradScaler out"),
         (engine != "ddp" and bool(meta.other_models), f"a second model ({', '.join(meta.other_models)}) is kept beside the trained one, and "
          "can't be mixed with sharded weights"),
     )  # fmt: skip

@@ -46,9 +46,9 @@ def _context(inp: EngineInput, file_name: str, script_path: str) -> dict[str, An
         "launch": torchrun_line(inp, f"{folder}/{file_name}"), "label": plan.label(), "world_size": plan.world_size,
         "micro_batch": plan.micro_batch, "num_microbatches": plan.num_microbatches, "script_batch": meta.batch_size,
         "turns_per_step": turns, "backwards_per_step": plan.num_microbatches, "seed": inp.seed, "tf32": inp.precision == "tf32",
-        "zero_stage": plan.zero_stage, "uses_grad_scaler": meta.uses_grad_scaler, "shards_parameters": plan.zero_stage == 3 and plan.dp_shard_degree > 1, "clips": meta.clips_gradients, "cast_inputs": "",
+        "zero_stage": plan.zero_stage, "uses_grad_scaler": meta.uses_grad_scaler, "clips": meta.clips_gradients, "cast_inputs": "",
+        "shards_parameters": plan.zero_stage == 3 and plan.dp_shard_degree > 1, "host_collectives": plan.offload,
         "reduces_late": plan.dp_replicate_degree > 1 and plan.dp_shard_degree > 1 and plan.num_microbatches > 1,
-        "host_collectives": plan.offload,
         "build_model": build_function(inp), "scaler": inp.precision == "fp16", "arithmetic": common.arithmetic(plan),
         "optimizer": "user.build_optimizer(model)" if declared else f"torch.optim.{kind}(model.parameters())",
     }  # fmt: skip

@@ -127,3 +127,31 @@ def test_the_catalogue_lists_and_describes(advise):
     described = json.loads(advise("gpus", "h100-sxm-80gb", "--json")[1])
     assert "source" in json.dumps(described)
     assert advise("gpus", "h1000")[0] == 2
+
+
+def test_a_recorded_trace_says_where_its_time_went(advise):
+    from pathlib import Path
+
+    recorded = Path(__file__).parents[1] / "traces" / "cuda_ddp_conv.json"
+    code, out, _ = advise("trace", recorded, "--json")
+    summary = json.loads(out)
+    assert code == 0
+    assert {"convolution", "collective"} <= {spot["op_class"] for spot in summary["hotspots"]}
+    assert sum(spot["time_share"] for spot in summary["hotspots"]) == pytest.approx(1)
+    code, out, _ = advise("trace", recorded)
+    assert code == 0
+    assert "the step is bound by" in out
+    assert advise("trace", __file__)[0] == 2
+
+
+def test_the_fewest_gpus_can_be_asked_for(advise, small_gpt2_folder, tmp_path):
+    code, out, _ = advise("plan", small_gpt2_folder, "--gpu", "a100", "--objective", "gpus", "--out", tmp_path / "advice", "--json")
+    assert code == 0
+    assert json.loads(out)["plans"][0]["plan"]["world_size"] == 1
+
+
+def test_plans_for_this_machines_cpu_use_its_measured_rates(advise, small_gpt2_folder, tmp_path):
+    code, out, _ = advise("plan", small_gpt2_folder, "--gpu", "cpu", "--gpus-per-node", "2", "--out", tmp_path / "advice", "--json")
+    figures = json.loads(out)["cluster"]
+    assert code == 0
+    assert figures["peak_fp32_flops_per_s"]["source"] == "measured"

@@ -12,10 +12,10 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 def gpt2(plan: Plan, **more) -> EngineInput:
-    meta = ProfileMeta(
-        script="examples/gpt2.py", num_params=124_439_808, num_trainable_params=124_439_808, tied=[["tokens.weight", "head.weight"]],
-        optimizer="adamw", batch_size=8, clips_gradients=True, **more.pop("meta", {}),
-    )  # fmt: skip
+    meta = ProfileMeta(**{
+        "script": "examples/gpt2.py", "num_params": 124_439_808, "num_trainable_params": 124_439_808,
+        "tied": [["tokens.weight", "head.weight"]], "optimizer": "adamw", "batch_size": 8, "clips_gradients": True, **more.pop("meta", {}),
+    })  # fmt: skip
     return _input(plan, meta, [f"blocks.{i}" for i in range(12)], **more)
 
 

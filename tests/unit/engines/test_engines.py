@@ -125,6 +125,7 @@ def test_train_file_validator_catches(engine, old: str, new: str, complaint: str
         ({"num_optimizers": 2}, "2 optimizers"),
         ({"accumulation": 4}, "set the script's own accumulation to 1"),
         ({"other_models": {"UNet": 5}}, "second model"),
+        ({"optimizer": "hand-written"}, "by hand"),
     ],
 )
 def test_scripts_that_cannot_be_run_get_no_train_file_but_a_reason(meta: dict, reason: str) -> None:
@@ -198,6 +199,16 @@ def test_autocast_scripts_keep_their_autocast() -> None:
 def test_deepspeed_never_clips_unasked() -> None:
     """Its default clips gradients to a norm of 1."""
     assert json.loads(plan_files(gpt2(DDP), Path("advice/plan-1"))["ds_config.json"])["gradient_clipping"] == 0.0
+
+
+def test_fp16_needs_one_loss_scaler_and_only_one() -> None:
+    without = plan_files(gpt2(DDP, precision="fp16"), Path("advice/plan-1"))
+    assert "train.py" not in without
+    assert json.loads(without["ds_config.json"])["fp16"]["loss_scale"] == 0  # dynamic
+    with_scaler = plan_files(gpt2(DDP, precision="fp16", meta={"uses_grad_scaler": True, "autocast_dtype": "fp16"}), Path("advice/plan-1"))
+    assert "train.py" in with_scaler
+    assert "train_deepspeed.py" not in with_scaler
+    assert "GradScaler(device.type)" in plan_files(resnet(DDP, precision="fp16"), Path("advice/plan-1"))["train.py"]
 
 
 def test_unused_parameters_are_named() -> None:
