@@ -71,6 +71,8 @@ def situation(step: StepProfile, options: PlanOptions, progress: Callable[[str],
     batch = options.global_batch
     if batch is None:
         batch = step.meta.batch_size * step.meta.accumulation * cluster.num_gpus
+        if batch < 1:
+            raise AdvisorError("The step that was seen had an empty batch.", hint="Give the script data, or a --global-batch.")
         assumptions = (*assumptions, f"global batch {batch}: the script's own {step.meta.batch_size} x {step.meta.accumulation} on each of "
                        f"{cluster.num_gpus} GPUs; set it with --global-batch")  # fmt: skip
     request = Request(

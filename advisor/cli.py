@@ -215,7 +215,9 @@ def _show(report: Any, as_json: bool) -> None:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "meta.json").is_file())):
+    from advisor.profiling.schema import is_profile
+
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not is_profile(folder))):
         raise AdvisorError(f"{folder} exists and is no profile.", hint="Choose another folder with -o.")
 
 
@@ -244,12 +246,17 @@ def main() -> None:
         sys.exit(done.exit_code)
     except click.ClickException as error:
         error.show()
+        if isinstance(error, click.NoSuchOption):
+            click.echo("Arguments of the script itself go after --, as in: advise train.py --gpu a100 -- --batch-size 8", err=True)
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         click.echo("advise: interrupted; nothing was written", err=True)
         sys.exit(_INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()
+        sys.exit(1)
+    except OSError as error:
+        click.echo(f"advise: the result can't be printed ({error.strerror})", err=True)
         sys.exit(1)
 
 

@@ -31,6 +31,9 @@ def predict(runs: str, out: str, arch: str | None, calibration: str | None, anch
     """Add predicted step time, interval, memory and breakdown to each row of RUNS.csv; measured columns are ignored."""
     from advisor.measure.predict import predict_runs
 
+    if Path(out).exists() and Path(runs).exists() and Path(out).samefile(runs):
+        raise AdvisorError(f"{out} is the table that is read.", hint="Choose another file with -o.")
+
     table = predict_runs(runs, arch_csv=arch, calibration=load(calibration), anchor=anchor)
     write_text(Path(out), table.to_csv(index=False))
     skipped = table["skipped_reason"].fillna("").astype(str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -27,7 +28,10 @@ class ProfileOptions:
     def __post_init__(self) -> None:
         _one_of("capture", self.capture, CAPTURES)
         _positive("profile-timeout", self.profile_timeout)
-        _positive("batch-size", self.batch_size)
+        _positive("batch-size", self.batch_size, whole=True)
+        _text("entry", self.entry)
+        if isinstance(self.args, str) or not all(isinstance(a, str) for a in self.args):
+            raise AdvisorError(f"args is a list of strings, not {self.args!r}.", hint='Write args=["--batch-size", "8"].')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,10 @@ class PlanOptions:
         if self.precision is not None:
             _one_of("precision", self.precision, PRECISIONS)
         for name in ("gpus_per_node", "nodes", "global_batch", "plans"):
-            _positive(name.replace("_", "-"), getattr(self, name))
+            _positive(name.replace("_", "-"), getattr(self, name), whole=True)
+        for name in ("gpu", "intra", "inter", "cluster", "optimizer", "calibration"):
+            _text(name, getattr(self, name))
+        _positive("max-memory-share", self.max_memory_share)
         if not 0 < self.max_memory_share <= 1:
             raise AdvisorError(
                 f"--max-memory-share must be above 0 and at most 1, not {self.max_memory_share:g}.", hint="0.9 keeps a tenth free."
@@ -84,6 +91,16 @@ def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
         raise AdvisorError(f"--{name} is one of {', '.join(allowed)}, not {value!r}.")
 
 
-def _positive(name: str, value: float | None) -> None:
-    if value is not None and not value > 0:
+def _positive(name: str, value: object, *, whole: bool = False) -> None:
+    if value is None:
+        return
+    kinds = int if whole else (int, float)
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise AdvisorError(f"--{name} must be a {'whole ' if whole else ''}number, not {value!r}.")
+    if not value > 0:
         raise AdvisorError(f"--{name} must be above 0, not {value:g}.")
+
+
+def _text(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, str | os.PathLike):
+        raise AdvisorError(f"--{name} must be text, not {value!r}.")

@@ -67,6 +67,8 @@ def advise(script: str | Path, *, out: str | Path | None = None, progress: Progr
 
     seeing, planning = split_options(options)
     check_cluster(planning)
+    if out is not None and not isinstance(out, str | Path):
+        raise AdvisorError(f"out is a folder's path, not {out!r}.")
     if out is not None:
         check_output(Path(out))
     step = _capture(script, seeing, progress)
@@ -81,6 +83,8 @@ def _capture(script: str | Path, seeing: ProfileOptions, progress: Progress) -> 
     from advisor.profiling import capture
     from advisor.profiling.schema import load_profile
 
+    if not isinstance(script, str | Path):
+        raise AdvisorError(f"The script is given by its path, not by {script!r}.", hint='For example advisor.advise("train.py").')
     if Path(script).is_dir():
         return load_profile(Path(script))
     progress(f"looking at one step of {Path(script).name}")

@@ -79,7 +79,7 @@ def _estimates(packed: Packed, calibration: Calibration, memory: MemoryCosts) ->
     return Estimates(
         step_time_s=step_s, low_s=step_s / factor, high_s=step_s * factor, breakdown_s=parts, peak_memory_bytes=memory.peak,
         allocated_memory_bytes=memory.allocated, high_memory_bytes=memory.high, breakdown_bytes=memory.parts, load_memory_bytes=memory.load,
-        save_memory_bytes=memory.save, mfu=_mfu(packed, step_s),
+        save_memory_bytes=memory.save, mfu=_mfu(packed, step_s), host_memory_bytes=memory.host_bytes,
     )  # fmt: skip
 
 

@@ -218,6 +218,11 @@ def _updates_s(p: _Part) -> tuple[FloatArray, FloatArray]:
         mine, copied_bytes=p.x.grad_bytes + p.x.param_bytes, touched_bytes=2 * p.x.state_bytes + p.x.grad_bytes + p.x.param_bytes,
         host_bytes_per_s=p.x.host_bytes_per_s, cpu_bytes_per_s=p.k["cpu_optimizer_bytes_per_s"],
     )  # fmt: skip
+    streamed = optimizer.streamed_s(
+        (p.dense + p.expert) / p.shard_ranks, p.num_micro, param_bytes=p.x.param_bytes, grad_bytes=p.x.grad_bytes,
+        host_bytes_per_s=p.x.host_bytes_per_s,
+    )  # fmt: skip
+    on_host = on_host + np.where(zero >= 3, streamed, 0.0)
     return np.where(offloaded, 0.0, on_device), np.where(offloaded, on_host, 0.0)
 
 

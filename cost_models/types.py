@@ -201,7 +201,7 @@ class Plan:
     recompute: str = "none"
     schedule: str = "none"
     sequence_parallel: bool = False
-    offload: bool = False  # optimizer states and step on the host
+    offload: bool = False  # optimizer states and step on the host; under ZeRO-3 the parameter and gradient shards too
     runtime: str = "torch"  # file name in cost_models/runtimes
 
     @property
@@ -234,7 +234,9 @@ class Plan:
         text = " x ".join(parts) or "single GPU"
         if self.recompute != "none":
             text += f", recompute {self.recompute}"
-        return text + (", optimizer offload" if self.offload else "")
+        if self.offload:
+            text += ", CPU offload" if self.zero_stage == 3 else ", optimizer offload"
+        return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,3 +313,4 @@ class Estimates:
     load_memory_bytes: FloatArray  # at load, at save: other moments than the step
     save_memory_bytes: FloatArray
     mfu: FloatArray  # model flops / (peak * gpus * step time), 0..1
+    host_memory_bytes: FloatArray = field(default_factory=lambda: np.zeros(0))  # of a node: offloaded states, models built on the host

@@ -14,7 +14,7 @@ from cost_models.types import Plan
 NAME = "ddp"
 TITLE = "PyTorch DDP"
 #: Names in `cost_models/runtimes` that this engine is priced by.
-RUNTIMES = ("torch-ddp", "ddp")
+RUNTIMES: tuple[str, ...] = ("torch-ddp", "ddp")
 TRAIN_FILE = "train.py"
 
 _MEGABYTE = 2**20

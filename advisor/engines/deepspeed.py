@@ -13,7 +13,7 @@ from cost_models.types import Plan
 NAME = "deepspeed"
 TITLE = "DeepSpeed"
 #: Names in `cost_models/runtimes` that this engine is priced by.
-RUNTIMES = ("deepspeed-zero", "deepspeed")
+RUNTIMES: tuple[str, ...] = ("deepspeed-zero", "deepspeed")
 TRAIN_FILE = "train_deepspeed.py"
 CONFIG_FILE = "ds_config.json"
 

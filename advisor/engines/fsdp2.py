@@ -14,7 +14,7 @@ from cost_models.types import Plan
 NAME = "fsdp2"
 TITLE = "PyTorch FSDP2"
 #: Names in `cost_models/runtimes` that this engine is priced by.
-RUNTIMES = ("fsdp2", "torch-tp")
+RUNTIMES: tuple[str, ...] = ("fsdp2",)
 TRAIN_FILE = "train.py"
 
 #: Without repeated layers: about this many sharding units, none smaller than a million parameters (small gathers are all latency).
@@ -26,7 +26,7 @@ def supports(plan: Plan, model: Mapping[str, Any]) -> str:
     if plan.pp_degree > 1:
         return "it has no pipeline"
     if plan.tp_degree > 1 or plan.cp_degree > 1 or plan.ep_degree > 1:
-        return "tensor parallelism is not written yet"
+        return "it doesn't split layers"
     if plan.zero_stage < 2:
         return "it shards gradients with the optimizer states" if plan.zero_stage else "there is nothing to shard"
     return common.why_not_recompute(plan, model)

@@ -21,6 +21,11 @@ _THIRD = {
     "ZeroRedundancyOptimizer": "torch.distributed.optim:ZeroRedundancyOptimizer",
     "init_device_mesh": "torch.distributed.device_mesh:init_device_mesh", "fully_shard": "torch.distributed.fsdp:fully_shard",
     "MixedPrecisionPolicy": "torch.distributed.fsdp:MixedPrecisionPolicy", "CPUOffloadPolicy": "torch.distributed.fsdp:CPUOffloadPolicy",
+    "DeviceMesh": "torch.distributed.device_mesh:DeviceMesh", "distribute_module": "torch.distributed.tensor:distribute_module",
+    "Replicate": "torch.distributed.tensor:Replicate", "Shard": "torch.distributed.tensor:Shard",
+    **{name: f"torch.distributed.tensor.parallel:{name}" for name in (
+        "ColwiseParallel", "ParallelStyle", "RowwiseParallel", "SequenceParallel", "parallelize_module",
+    )},
     "checkpoint": "torch.utils.checkpoint:checkpoint", "CheckpointPolicy": "torch.utils.checkpoint:CheckpointPolicy",
     "create_selective_checkpoint_contexts": "torch.utils.checkpoint:create_selective_checkpoint_contexts",
 }  # fmt: skip

@@ -32,7 +32,8 @@ def readme(inp: EngineInput, texts: Mapping[str, str], engines: list[Support], r
     context: dict[str, Any] = {
         "label": inp.plan.label(), "script": inp.script, "form": inp.form, "plan": inp.plan, "arithmetic": arithmetic(inp.plan),
         "num_nodes": inp.num_nodes, "gpus_per_node": inp.gpus_per_node, "precision": inp.precision,
-        "files": {name: _ABOUT[name] for name in texts if name in _ABOUT}, "refusals": refusals, "engines": engines,
+        "files": {name: _ABOUT[name] for name in texts if name in _ABOUT}, "refusals": refusals,
+        "engines": [e for e in engines if not e.supported and not e.reason.startswith("there is nothing")],
         "launch": [torchrun_line(inp, f"{inp.folder or '.'}/{name}") for name in trains], "notes": _notes(inp, bool(trains)),
         "changes": _CHANGES.get(inp.form, "") if trains else "",
     }  # fmt: skip
@@ -63,6 +64,8 @@ def _notes(inp: EngineInput, runs: bool) -> list[str]:
          f"{inp.gpus_per_node} x {meta.num_params * _param_bytes(meta.param_dtype) / 2**30:.3g} GiB of parameters."),
         (meta.uses_checkpointing and plan.recompute == "none", "The script checkpoints activations by itself, the plan needs it not: "
          "switch it off for speed."),
+        (plan.tp_degree > 1, "Embeddings, last norm, head and loss are whole on every rank of a tensor group; only the layers are split. Consecutive "
+         f"ranks form a group of {plan.tp_degree} and read the same data."),
         (norm, "BatchNorm takes its statistics from each rank's micro-batch alone; below about 16 samples a GPU use "
          "`torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` before `parallelize`."),
         (bool(unused), f"{len(unused)} trainable parameters got no gradient in the profiled step: {', '.join(unused[:4])}. Freeze or remove what "

@@ -15,7 +15,7 @@ from advisor.engines.types import EngineInput
 
 #: For scripts that declare no optimizer, by the profile's name.
 _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "rmsprop": "RMSprop", "adagrad": "Adagrad"}
-_WRAPPERS = {"ddp": "DistributedDataParallel", "deepspeed": "DeepSpeed's engine", "fsdp2": ""}
+_WRAPPERS = {"ddp": "DistributedDataParallel", "deepspeed": "DeepSpeed's engine", "fsdp2": "", "tensor_parallel": ""}
 
 
 def script_file(inp: EngineInput) -> Path:
@@ -40,12 +40,14 @@ def _context(inp: EngineInput, file_name: str, script_path: str) -> dict[str, An
     kind = _OPTIMIZERS.get(inp.optimizer or meta.optimizer, "AdamW")
     declared = "build_optimizer" in facts.functions or not facts.functions
     turns = max(1, plan.num_microbatches // max(meta.accumulation, 1))
-    folder = inp.folder or "."
+    folder, data_rank = inp.folder or ".", "rank" if inp.form == "functions" else "RANK"
     return {
         "script_name": script_file(inp).name, "script_path": script_path, "script_args": shlex.join(inp.script_args), "file_name": file_name,
         "launch": torchrun_line(inp, f"{folder}/{file_name}"), "label": plan.label(), "world_size": plan.world_size,
         "micro_batch": plan.micro_batch, "num_microbatches": plan.num_microbatches, "script_batch": meta.batch_size,
         "turns_per_step": turns, "backwards_per_step": plan.num_microbatches, "seed": inp.seed, "tf32": inp.precision == "tf32",
+        "tp_degree": plan.tp_degree, "data_ranks": "NUM_DATA_RANKS" if plan.tp_degree > 1 else "WORLD_SIZE",
+        "data_rank": ("data_rank" if inp.form == "functions" else "DATA_RANK") if plan.tp_degree > 1 else data_rank,
         "zero_stage": plan.zero_stage, "uses_grad_scaler": meta.uses_grad_scaler, "clips": meta.clips_gradients, "cast_inputs": "",
         "shards_parameters": plan.zero_stage == 3 and plan.dp_shard_degree > 1, "host_collectives": plan.offload,
         "reduces_late": plan.dp_replicate_degree > 1 and plan.dp_shard_degree > 1 and plan.num_microbatches > 1,

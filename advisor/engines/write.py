@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from advisor.engines import ddp, deepspeed, fsdp2
+from advisor.engines import ddp, deepspeed, fsdp2, tensor_parallel
 from advisor.engines.environment import render
 from advisor.engines.launch import torchrun_line
 from advisor.engines.readme import readme
@@ -17,7 +17,7 @@ from advisor.engines.types import Engine, EngineInput, Support
 from cost_models.types import Plan
 
 #: Every engine, in the order in which they are offered.
-ENGINES: tuple[Engine, ...] = (ddp, fsdp2, deepspeed)
+ENGINES: tuple[Engine, ...] = (ddp, fsdp2, tensor_parallel, deepspeed)
 
 
 def engines_for(plan: Plan, model: Mapping[str, Any]) -> list[Support]:

@@ -109,7 +109,8 @@ def log_errors(
     runs: MemoryRuns, constants: MemoryConstants | None = None, *, traits_of: Callable[[str], MemoryTraits] = memory_traits
 ) -> FloatArray:
     """Logarithm of predicted over measured."""
-    return np.log(predicted(runs, price_runs(runs, traits_of=traits_of), constants or MemoryConstants())[0] / runs.measured_bytes)
+    raw = price_runs(runs, traits_of=traits_of, constants=constants)
+    return np.log(predicted(runs, raw, constants or MemoryConstants())[0] / runs.measured_bytes)
 
 
 def fit_memory_constants(
@@ -142,6 +143,15 @@ def fit_memory_constants(
     return MemoryConstants.from_mapping(constants)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnMemoryFit:
+    """The `memory` table refitted on a user's own runs, with absolute errors (shares) before, and after on runs left out."""
+
+    table: dict[str, float]
+    error_before: FloatArray
+    error_after: FloatArray
+
+
 def calibrate_memory(runs: MemoryRuns, start: MemoryConstants | None = None) -> dict[str, float]:
     """The `memory` table of a calibration for a user's own runs, near the constants started from.
 
@@ -151,13 +161,37 @@ def calibrate_memory(runs: MemoryRuns, start: MemoryConstants | None = None) -> 
         runs: the user's runs with a memory figure; at least one.
         start: constants to stay near; the shipped ones by default.
     """
-    shipped = dataclasses.asdict(start or MemoryConstants())
-    raws = {scale: price_runs(runs, constants=MemoryConstants(activation_scale=scale)) for scale in OWN_GRID["activation_scale"]}
+    return _own_fit(runs, _raws_by_scale(runs), start or MemoryConstants(), np.ones(len(runs), dtype=bool))
+
+
+def cross_validated_memory(runs: MemoryRuns, start: MemoryConstants | None = None, num_folds: int = 5) -> OwnMemoryFit:
+    """As `calibrate_memory`, with the error on runs that the refit had not seen; of the refit itself where there is one run."""
+    start, raws = start or MemoryConstants(), _raws_by_scale(runs)
+    table, number = _own_fit(runs, raws, start, np.ones(len(runs), dtype=bool)), np.arange(len(runs))
+    fold = np.random.default_rng(0).permutation(number % min(num_folds, len(runs)))
+    after = np.zeros(len(runs))
+    for k in range(fold.max() + 1):
+        values = _own_fit(runs, raws, start, fold != k) if len(runs) > 1 else table
+        after[fold == k] = _own_errors(runs, raws, dataclasses.asdict(start) | values)[fold == k]
+    return OwnMemoryFit(table=table, error_before=np.abs(np.expm1(log_errors(runs, start))), error_after=np.expm1(after))
+
+
+def _raws_by_scale(runs: MemoryRuns) -> dict[float, RawMemory]:
+    return {scale: price_runs(runs, constants=MemoryConstants(activation_scale=scale)) for scale in OWN_GRID["activation_scale"]}
+
+
+def _own_errors(runs: MemoryRuns, raws: Mapping[float, RawMemory], values: Mapping[str, float]) -> FloatArray:
+    """Absolute logarithmic error of each run."""
+    value = predicted(runs, raws[values["activation_scale"]], MemoryConstants.from_mapping(values))[0]
+    return np.asarray(np.abs(np.log(value / runs.measured_bytes)))
+
+
+def _own_fit(runs: MemoryRuns, raws: Mapping[float, RawMemory], start: MemoryConstants, train: npt.NDArray[np.bool_]) -> dict[str, float]:
+    shipped = dataclasses.asdict(start)
 
     def loss(values: Mapping[str, float]) -> float:
-        constants = MemoryConstants.from_mapping(values)
-        error = np.abs(np.log(predicted(runs, raws[constants.activation_scale], constants)[0] / runs.measured_bytes))
-        moved = sum(abs(np.log(values[name] / shipped[name])) / DEVIATIONS[name] for name in OWN_GRID)
+        error = _own_errors(runs, raws, values)[train]
+        moved = sum(abs(np.log(values[name] / max(shipped[name], 1e-9))) / DEVIATIONS[name] for name in OWN_GRID)
         return float(np.minimum(error, 3 * _USUAL_ERROR).sum() / _USUAL_ERROR + moved)
 
     values = dict(shipped) | {"activation_scale": min(raws, key=lambda scale: abs(scale - shipped["activation_scale"]))}

@@ -99,7 +99,7 @@ def _read(out: Path) -> Any:
 
 def _run(module: str, commands: Sequence[Sequence[str]], limit_s: float, progress: Progress | None) -> None:
     """Run one child per command, all at once; the first that fails, or the time limit, ends them all."""
-    start = [sys.executable, "-m", f"advisor.measure.{module}"]
+    start = [sys.executable, "-P", "-m", f"advisor.measure.{module}"]
     children = [
         subprocess.Popen([*start, *c], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
         for c in commands

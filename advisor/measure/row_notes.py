@@ -13,14 +13,16 @@ from typing import Any
 Record = Mapping[str, Any]
 #: Sources whose models pad the vocabulary to a multiple of 128 per tensor-parallel rank, tie the head and drop out by default.
 _MEGATRON_TESTS, _BIGSCIENCE = "NVIDIA/Megatron-LM CI", "bigscience-workshop/bigscience"
+#: Day from which BigScience's tuning runs used the bf16 optimizer that accumulates gradients in an unsharded fp32 buffer.
+_FP32_ACCUMULATION = "run date 02-28"
 _GPT2_VOCAB, _BLOOM_VOCAB = 50257.0, 250000.0
 
 
 def with_notes(record: Record) -> dict[str, Any]:
     """The record with blank fields filled from its text; stated values stay (but for the attention kernel of Megatron's tests).
 
-    Besides the columns of `runs.csv` it may get `dropout`, `gated_mlp`, `tied_embeddings` (0 or 1), `moe` (as in `arch.csv`) and
-    `layers_from_params` (1 where the number of layers was worked out).
+    Besides the columns of `runs.csv` it may get `dropout`, `gated_mlp`, `tied_embeddings` (0 or 1), `moe` (as in `arch.csv`),
+    `layers_from_params` (1 where the number of layers was worked out) and `runtime` (a file of `cost_models/runtimes`).
     """
     out = dict(record)
     notes, name, source = (_text(record, k) for k in ("notes", "model_name", "source_repo_or_doc"))
@@ -30,6 +32,8 @@ def with_notes(record: Record) -> dict[str, Any]:
         out["flash_attention"] = None  # the column tells flash attention from cuDNN's fused one, which stores no scores either
     if source.startswith(_BIGSCIENCE):
         found |= {"tied_embeddings": 1.0, "gated_mlp": 0.0, "dropout": float("tr3m" in name)}
+        if _FP32_ACCUMULATION in notes and _text(record, "precision") == "bf16":
+            found["runtime"] = "megatron-deepspeed-bf16"
     if source.startswith((_MEGATRON_TESTS, _BIGSCIENCE)):
         vocab = _number(record, "vocab") or (_BLOOM_VOCAB if "h14400" in name else _GPT2_VOCAB)
         multiple = 128.0 * (_number(record, "tp") or 1.0)

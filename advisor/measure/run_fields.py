@@ -6,52 +6,19 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Any
 
 import pandas as pd
 
 from advisor.measure.known_convnets import convnet_workload
+from advisor.measure.row_notes import with_notes
+from advisor.measure.run_shapes import find_shape, known_shapes, plain_name, presumed_shape, transformer_shape
+from advisor.measure.run_values import Fields, Record, Skip, is_number
 from cost_models.catalogue import default_gpus_per_node, default_links, find_gpu, parse_link
 from cost_models.traits import Runtime, load_runtime, runtime_names
-from cost_models.transformer import TransformerShape, transformer_workload
+from cost_models.transformer import transformer_workload
 from cost_models.types import Cluster, Device, Link, Plan, Workload
-
-Record = Mapping[str, Any]
-_GATED = ("llama", "qwen", "deepseek", "mixtral", "mistral", "gpt-oss", "kimi", "internlm", "kempner", "gemma")
-_UNTIED = ("llama2", "llama3", "qwen", "8.86b", "80b", "70.6b", "deepseek", "nemotron", "mixtral", "mistral", "gpt-oss", "kimi")
-
-
-class Skip(Exception):  # noqa: N818 - not an error: the reason why a row is left out
-    """A row that can't be priced, with the reason."""
-
-
-@dataclass(slots=True)
-class _Fields:
-    """Typed access to a row; remembers which fields were assumed."""
-
-    record: Record
-    assumed: list[str] = field(default_factory=list)
-
-    def text(self, name: str) -> str:
-        value = self.record.get(name)
-        return "" if value is None or (isinstance(value, float) and math.isnan(value)) else str(value).strip()
-
-    def number(self, name: str) -> float | None:
-        try:
-            value = float(self.record.get(name, math.nan))
-        except (TypeError, ValueError):
-            return None
-        return value if math.isfinite(value) and value >= 0 else None
-
-    def or_default(self, name: str, default: float) -> float:
-        value = self.number(name)
-        if value is None:
-            self.assumed.append(name)
-            return default
-        return value
 
 
 @dataclass(slots=True)
@@ -67,7 +34,7 @@ class RowReader:
         for table in (known_shapes(), *([] if self.arch is None else [self.arch])):
             for shape in table.to_dict("records"):
                 stated = {str(k): v for k, v in shape.items() if not (isinstance(v, float) and math.isnan(v))}
-                name = _plain(str(shape["model_name"]))
+                name = plain_name(str(shape["model_name"]))
                 self._shapes[name] = {**self._shapes.get(name, {}), **stated}
 
     def read(self, record: Record) -> dict[str, Any]:
@@ -76,8 +43,13 @@ class RowReader:
         Raises:
             Skip: the row can't be priced.
         """
-        row = _Fields(record)
-        runtime = runtime_of(row.text("source_repo_or_doc"), row.text("framework"))
+        try:
+            return self._read(Fields(with_notes(record)))
+        except ValueError as error:
+            raise Skip(f"the row contradicts itself: {error}") from error
+
+    def _read(self, row: Fields) -> dict[str, Any]:
+        runtime = load_runtime(row.text("runtime") or runtime_of(row.text("source_repo_or_doc"), row.text("framework")).name)
         device = _device(row)
         num_gpus = int(row.number("n_gpus") or 0)
         if num_gpus < 1:
@@ -87,7 +59,7 @@ class RowReader:
         plan = _plan(row, runtime, num_gpus, can_split=shape_flags)
         return {"workload": workload, "cluster": cluster, "plan": plan, "assumed": tuple(dict.fromkeys(row.assumed))}
 
-    def _cluster(self, row: _Fields, device: Device, num_gpus: int) -> Cluster:
+    def _cluster(self, row: Fields, device: Device, num_gpus: int) -> Cluster:
         per_node = int(row.or_default("gpus_per_node", min(num_gpus, default_gpus_per_node(device.name))))
         domain = max(default_gpus_per_node(device.name), per_node) if default_gpus_per_node(device.name) > 8 else max(per_node, 1)
         key = (device.name, domain, num_gpus, row.text("intra_link"), row.text("inter_link"))
@@ -101,13 +73,13 @@ class RowReader:
             row.assumed.append("inter_link")
         return self._clusters[key]
 
-    def _workload(self, row: _Fields, runtime: Runtime, device: Device) -> tuple[Workload, bool]:
+    def _workload(self, row: Fields, runtime: Runtime, device: Device) -> tuple[Workload, bool]:
         precision = _precision(row, device, runtime)
         name = row.text("model_name")
-        arch = self._shapes.get(_plain(name)) or self._shapes.get(_plain(name.partition("-")[2])) or {}  # "litgpt-phi-2" is phi-2
-        if row.number("hidden") is None and not _finite(arch.get("hidden")):
+        arch = find_shape(name, self._shapes) or presumed_shape(row)
+        if row.number("hidden") is None and not is_number(arch.get("hidden")):
             return self._convnet(name, precision), False
-        shape = _shape(row, arch, runtime)
+        shape = transformer_shape(row, arch, runtime)
         key = (shape, precision, runtime.name)
         if key not in self._workloads:
             self._workloads[key] = transformer_workload(shape, name=name, precision=precision, runtime=runtime.name)
@@ -121,18 +93,6 @@ class RowReader:
                 raise Skip(f'the shape of "{name}" is neither stated nor known')
             self._workloads[key] = workload
         return self._workloads[key]
-
-
-def _plain(name: str) -> str:
-    """A model's name as it is compared: letters, digits and the point."""
-    return re.sub(r"[^a-z0-9.]", "", name.lower())
-
-
-@functools.cache
-def known_shapes() -> pd.DataFrame:
-    """Built-in shapes of well-known models, with the columns of `arch.csv`."""
-    with (resources.files("cost_models") / "calibration" / "known_shapes.csv").open("r", encoding="utf8") as text:
-        return pd.read_csv(text)
 
 
 @functools.cache
@@ -153,7 +113,7 @@ def _longest(text: str, starts: tuple[str, ...]) -> int:
     return max((len(s) for s in starts if text.startswith(s)), default=0)
 
 
-def _device(row: _Fields) -> Device:
+def _device(row: Fields) -> Device:
     name = re.split(r"^mixed | \+ ", row.text("gpu"))[-1 if not row.text("gpu").startswith("mixed ") else 1]
     try:
         return find_gpu(name, memory_gb=row.number("gpu_mem_gb"))
@@ -161,7 +121,7 @@ def _device(row: _Fields) -> Device:
         raise Skip(f'unknown GPU "{row.text("gpu")}": {error}') from error
 
 
-def _link(row: _Fields, device: Device, where: str, gpus_per_node: int) -> Link:
+def _link(row: Fields, device: Device, where: str, gpus_per_node: int) -> Link:
     text = row.text(f"{where}_link")
     usual = default_links(device.name)[0 if where == "intra" else 1]
     if not text:
@@ -178,7 +138,7 @@ def _link(row: _Fields, device: Device, where: str, gpus_per_node: int) -> Link:
     return link
 
 
-def _precision(row: _Fields, device: Device, runtime: Runtime) -> str:
+def _precision(row: Fields, device: Device, runtime: Runtime) -> str:
     text = row.text("precision").lower()
     if not text:
         row.assumed.append("precision")
@@ -196,64 +156,7 @@ def _precision(row: _Fields, device: Device, runtime: Runtime) -> str:
     return "bf16" if text.startswith(("bf16", "amp_bf16")) and "bf16" in device.peak_flops_per_s else "fp16"
 
 
-def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _shape(row: _Fields, arch: Record, runtime: Runtime) -> TransformerShape:
-    name = row.text("model_name").lower()
-
-    def size(column: str, default: float) -> float:
-        value = row.number(column)
-        if value is None and _finite(arch.get(column)):
-            return float(arch[column])
-        return row.or_default(column, default) if value is None else value
-
-    hidden, layers = size("hidden", 0), size("n_layers", 0)
-    if not hidden or not layers:
-        raise Skip("layers and hidden size are neither stated nor known")
-    seq_len = size("seq_len", 2048.0)
-    heads = size("n_heads", max(1.0, hidden / (128 if hidden > 2048 else 64)))
-    flash = row.number("flash_attention")
-    if flash is None:
-        row.assumed.append("flash_attention")
-    gated = bool(arch["gated_mlp"]) if _finite(arch.get("gated_mlp")) else any(w in name for w in _GATED)
-    tied = bool(arch["tied_embeddings"]) if _finite(arch.get("tied_embeddings")) else not any(w in name for w in _UNTIED)
-    encoder = "bert" in name
-    return TransformerShape(
-        num_layers=int(layers), hidden_size=hidden, num_heads=int(heads), vocab_size=size("vocab", 51200.0), seq_len=seq_len,
-        num_kv_heads=int(size("n_kv_heads", heads)), ffn_size=size("ffn_hidden", 4 * hidden), gated=gated, tied=tied, causal=not encoder,
-        flash=runtime.flash_attention if flash is None else bool(flash), rotary=gated, compiled=runtime.compiled if row.number("compile") is None else bool(row.number("compile")),
-        head_share=_head_share(row, encoder), trainable_share=0.01 if row.text("notes").startswith("LoRA") else 1.0,
-        **_experts(str(arch.get("moe", "") or "")),
-    )  # fmt: skip
-
-
-def _head_share(row: _Fields, encoder: bool) -> float:
-    """Positions with logits: all of a language model, one in seven of BERT's pre-training, none of its question answering (SQuAD)."""
-    if not encoder:
-        return 1.0
-    return 0.0 if "squad" in row.text("notes").lower() or row.text("source_repo_or_doc").startswith("lambdal") else 0.15
-
-
-def _experts(text: str) -> dict[str, Any]:
-    """Expert sizes from text like "128 experts topk 8 moe_ffn 768 shared 2048 dense_layers 1 MLA"."""
-    found = re.match(r"(\d+) experts topk (\d+)", text)
-    if not found:
-        return {}
-
-    def after(word: str) -> float:
-        hit = re.search(rf"{word} (?:(\d+)x)?(\d+)", text)
-        return float(hit[2]) * float(hit[1] or 1) if hit else 0.0
-
-    out: dict[str, Any] = {
-        "num_experts": int(found[1]), "num_active_experts": int(found[2]), "expert_ffn_size": after("moe_ffn"),
-        "shared_ffn_size": after("shared"), "num_dense_layers": int(after("dense_layers")),
-    }  # fmt: skip
-    return out | ({"latent_attention": True, "head_size": 128.0} if "MLA" in text else {})
-
-
-def _plan(row: _Fields, runtime: Runtime, num_gpus: int, *, can_split: bool) -> Plan:
+def _plan(row: Fields, runtime: Runtime, num_gpus: int, *, can_split: bool) -> Plan:
     tp, pp, cp, ep = (int(row.number(k) or 1) for k in ("tp", "pp", "cp", "ep"))
     if row.number("tp") is None or row.number("pp") is None:
         row.assumed.append("tp, pp")
@@ -277,7 +180,7 @@ def _plan(row: _Fields, runtime: Runtime, num_gpus: int, *, can_split: bool) -> 
     )  # fmt: skip
 
 
-def _batch(row: _Fields, runtime: Runtime, dp: int, pp: int) -> tuple[int, int]:
+def _batch(row: Fields, runtime: Runtime, dp: int, pp: int) -> tuple[int, int]:
     """Micro-batch and number of micro-batches of one step of one data rank."""
     stated, total, accumulation = row.number("micro_batch"), row.number("global_batch"), row.number("grad_accum")
     if stated is None and total is None:

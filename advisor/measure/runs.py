@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 
 from advisor.errors import AdvisorError
-from advisor.measure.run_fields import RowReader, Skip
+from advisor.measure.run_fields import RowReader
+from advisor.measure.run_values import Skip
 from cost_models.types import Cluster, FloatArray, IntArray, Plan, PlanTable, Workload
 
 #: Columns that make a row a run; all others may be missing.

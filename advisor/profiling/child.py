@@ -7,16 +7,25 @@ The request names a folder; `profile/` or `failure.json` appears in it. Nothing 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import runpy
+import shutil
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from advisor.profiling import processes
+
+
+_MESSAGE_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +57,7 @@ class Request:
 class Failure:
     """Why there is no profile."""
 
-    kind: str  # import, exit, crash, no-step, input, unsupported
+    kind: str  # import, exit, crash, no-step, input, contract
     message: str
     hint: str = ""
     details: str = ""
@@ -58,27 +67,40 @@ class Failure:
 def main() -> None:
     """Entry point of the child."""
     request = Request(**json.loads(Path(sys.argv[1]).read_text(encoding="utf8")))
-    _end_with_parent()
     folder = Path(request.folder)
+    processes.adopt_orphans()
+    _end_with_parent(folder)
+    own = os.getpid()
     try:
         failure = run(request)
     except Exception as error:
-        failure = Failure(kind="crash", message=f"{request.script} could not be recorded: {type(error).__name__}: {error}",
+        failure = Failure(kind="crash", message=f"{request.script} could not be recorded: {type(error).__name__}: {one_line(str(error))}",
                           details=traceback.format_exc()[-8000:])  # fmt: skip
+    if os.getpid() != own:  # a copy of this process that the script forked
+        os._exit(0)
     if failure is not None:
         (folder / "failure.json").write_text(json.dumps(asdict(failure)), encoding="utf8")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # no clean-up of the script's may hang us
+    leave()
 
 
-def _end_with_parent() -> None:
-    """End this process when its parent is gone, so that nothing is left behind."""
+def leave() -> None:
+    """End this process and all that it started; no clean-up of the script's may hang us."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    processes.end(processes.descendants(os.getpid()))
+    os._exit(0)
+
+
+def _end_with_parent(folder: Path) -> None:
+    """End this process, what it started and its folder when its parent is gone, so that nothing is left behind."""
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1.0)
+        processes.end(processes.descendants(os.getpid()))
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -95,11 +117,11 @@ def run(request: Request) -> Failure | None:
     if request.way == "live":
         from advisor.profiling import live
 
-        sandbox.protect_files(Path(request.folder))
+        sandbox.keep_saved(sandbox.protect_files(Path(request.folder)))
         return live.run(request)
     from advisor.profiling import traced
 
-    sandbox.protect_files(Path(request.folder))
+    sandbox.keep_saved(sandbox.protect_files(Path(request.folder)))
     return traced.run(request)
 
 
@@ -108,19 +130,38 @@ def run_script(request: Request, num_steps: int, device: str, batch_size: int | 
     from advisor.profiling import functions
     from advisor.profiling.watcher import Stop
 
-    sys.path.insert(0, str(Path(request.path).resolve().parent))
+    folder = Path(request.path).resolve().parent
+    sys.path.insert(0, str(folder))
     sys.argv = [request.path, *request.args]
     try:
-        if request.form == "functions":
-            namespace = runpy.run_path(request.path, run_name="__advisor__")
-            functions.train(namespace, request.entry, batch_size, num_steps=num_steps, device=device)
-        else:
-            runpy.run_path(request.path, run_name="__main__")
+        with _out_of_the_way(folder):
+            if request.form == "functions":
+                namespace = runpy.run_path(request.path, run_name="__advisor__")
+                functions.train(namespace, request.entry, batch_size, num_steps=num_steps, device=device)
+            else:
+                runpy.run_path(request.path, run_name="__main__")
     except Stop:
         return None
     except BaseException as error:
         return error
     return None
+
+
+@contextlib.contextmanager
+def _out_of_the_way(folder: Path) -> Iterator[None]:
+    """While the script runs, `import advisor` and `import cost_models` find modules of these names beside it, where it has them."""
+    hidden: dict[str, Any] = {}
+    for name in ("advisor", "cost_models"):
+        own = Path(getattr(sys.modules.get(name), "__file__", None) or __file__).resolve()
+        beside = [p for p in (folder / f"{name}.py", folder / name / "__init__.py") if p.is_file() and p.resolve() != own]
+        if beside:
+            hidden.update({k: m for k, m in sys.modules.items() if k == name or k.startswith(f"{name}.")})
+    for name in hidden:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        sys.modules.update(hidden)
 
 
 def explain(request: Request, error: BaseException | None, watcher: Any) -> Failure:
@@ -132,14 +173,16 @@ def explain(request: Request, error: BaseException | None, watcher: Any) -> Fail
         return Failure(kind="import", message=str(error), details=error.name or "")
     if isinstance(error, SystemExit):
         code = error.code if error.code is not None else 0
-        said = f": {code}" if isinstance(code, str) else f" with status {code}"
+        said = f" with status {code}" if isinstance(code, int) else f" ({one_line(str(code))})"
         return Failure(kind="exit", message=f"{name} ended by itself{said} before it took a training step.",
                        hint="Give the script's own arguments after --, e.g. `advise train.py -- --data DIR`.")  # fmt: skip
     if isinstance(error, EOFError):
         return Failure(kind="input", message=f"{_where(request, error)} asks for input, and there is nobody to answer.",
                        hint="Give the answers as arguments or defaults.")  # fmt: skip
+    if type(error).__name__ == "ContractBroken":
+        return Failure(kind="contract", message=f"{name}: {one_line(str(error))}", hint=error.hint)  # type: ignore[union-attr]
     if error is not None:
-        text = (str(error).strip().splitlines() or [""])[0][:300]
+        text = one_line(str(error))
         message = f"{_where(request, error)} raised {type(error).__name__}" + (f": {text}" if text else ".")
         return Failure(kind="crash", message=message, hint="Run the script by itself to see the whole traceback, or show it here with --verbose.",
                        details="".join(traceback.format_exception(error))[-8000:])  # fmt: skip
@@ -149,6 +192,14 @@ def explain(request: Request, error: BaseException | None, watcher: Any) -> Fail
     what = "called a model but never backward()" if watcher is not None and watcher.roots else "ended without calling a model"
     return Failure(kind="no-step", message=f"{name} never took a training step: it {what}.",
                    hint="Give a script that trains, or declare build_model() and make_batch(batch_size) in it.")  # fmt: skip
+
+
+def one_line(text: str) -> str:
+    """What a script said, as part of a sentence: without escape codes, control characters and line ends, and not endless."""
+    plain = re.sub(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\\\)?|.)", "", text[:4000])
+    plain = "".join(c if c.isprintable() else " " for c in plain.encode("utf8", "replace").decode())
+    short = " ".join(plain.split())
+    return short if len(short) <= _MESSAGE_CHARACTERS else short[: _MESSAGE_CHARACTERS - 3] + "..."
 
 
 def _where(request: Request, error: BaseException) -> str:

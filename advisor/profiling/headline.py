@@ -48,7 +48,7 @@ def fields(step: Step) -> dict[str, Any]:
         dtypes[dtype_name(p.dtype)] += p.numel()
     return {
         "batch_size": step.batch_size or batch, "seq_len": seq, "input_shapes": call.input_shapes if call is not None else [],
-        "input_bytes": sum(num_bytes(t) for t in inputs), "accumulation": step.watcher.micro_batch + 1 if step.watcher.stepped else 1,
+        "input_bytes": sum(num_bytes(t) for t in inputs), "accumulation": step.watcher.accumulation,
         "logits_shape": logits, "vocab_size": logits[1] if seq and len(logits) >= 2 and 2 * logits[0] >= batch * seq else 0, "num_heads": heads, "num_kv_heads": kv_heads,
         "param_dtype": dtypes.most_common(1)[0][0] if dtypes else "fp32", **_optimizer(step),
     }  # fmt: skip

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from advisor.errors import ScriptError
+from advisor.profiling import processes
+from advisor.profiling.child import one_line
 from advisor.profiling.events import Event, MeasuredCall, calls_of
 from advisor.profiling.schema import StepProfile, load_profile
 from advisor.profiling.source import Source, missing_modules
@@ -29,7 +31,7 @@ _TAIL_LINES, _LINE_BYTES = 12, 4096
 class ChildFailure:
     """Why a child left no profile."""
 
-    kind: str  # import, exit, crash, no-step, input, timeout, died
+    kind: str  # import, exit, crash, no-step, input, contract, timeout, died
     message: str
     hint: str
     tail: str
@@ -131,10 +133,11 @@ def _run_in(folder: Path, job: Job, way: str, extra: dict[str, Any]) -> ChildFai
 def _environment(folder: Path) -> dict[str, str]:
     environment = dict(os.environ)
     home = str(Path(__file__).resolve().parents[2])  # last on the path: the advisor is found, nothing of the script's is hidden
+    environment.pop("PYTHONWARNINGS", None)
     environment["PYTHONPATH"] = os.pathsep.join(p for p in (environment.get("PYTHONPATH", ""), home) if p)
     environment.update({
         "TMPDIR": str(folder / "tmp"), "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "disabled", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "TOKENIZERS_PARALLELISM": "false", "MPLBACKEND": "Agg", "TRANSFORMERS_VERBOSITY": "error",
+        processes.MARK: str(folder), "TOKENIZERS_PARALLELISM": "false", "MPLBACKEND": "Agg", "TRANSFORMERS_VERBOSITY": "error",
     })  # fmt: skip
     return environment
 
@@ -150,14 +153,14 @@ def _run(job: Job, folder: Path, way: str) -> tuple[int | None, str]:
         stderr=subprocess.STDOUT, env=environment, start_new_session=True,
     )  # fmt: skip
     lines: deque[str] = deque(maxlen=_TAIL_LINES)
-    reader = threading.Thread(target=_drain, args=(child.stdout, lines, job.verbose), daemon=True)
-    reader.start()
     try:
+        reader = threading.Thread(target=_drain, args=(child.stdout, lines, job.verbose), daemon=True)
+        reader.start()
         status: int | None = child.wait(timeout=max(job.left_s(), 0.1))
     except subprocess.TimeoutExpired:
         status = None
     finally:
-        _kill_group(child)
+        _end_all(child, folder)
     reader.join(timeout=2.0)
     return status, "\n".join(lines)
 
@@ -175,12 +178,14 @@ def _drain(stream: IO[bytes] | None, lines: deque[str], verbose: bool) -> None:
                 sys.stderr.write(text + "\n")
 
 
-def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    """End the child and everything that it started."""
+def _end_all(child: subprocess.Popen[bytes], folder: Path) -> None:
+    """End the child and everything that it started, also what left its group and session."""
+    processes.end(processes.descendants(child.pid) if child.poll() is None else set())
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(timeout=5.0)
+    processes.end(processes.marked(f"{processes.MARK}={folder}"))
 
 
 def _timed_out(job: Job, tail: str) -> ChildFailure:
@@ -203,8 +208,8 @@ def script_error(job: Job, failure: ChildFailure) -> ScriptError:
     if failure.kind == "import":
         return import_error(job, failure)
     hint = failure.hint
-    if failure.tail and failure.kind != "no-step" and not job.verbose:
-        hint = f"{hint} Its last output: {failure.tail.splitlines()[-1][:200]}".strip()
+    if failure.tail and failure.kind not in {"no-step", "contract"} and not job.verbose:
+        hint = f"{hint} Its last output: {one_line(failure.tail.splitlines()[-1])[:200]}".strip()
     return ScriptError(failure.message, hint=hint)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +100,7 @@ def _now() -> float:
 
 def run(request: Request) -> Failure | None:
     """Run the script for real; leave `events.json` with one profiled step and `live.json` with its times."""
-    warnings.simplefilter("ignore")
+    sandbox.never_raise_warnings()
     watcher = LiveWatcher(request)
     single_process.install(watcher.facts, watcher.location)
     sandbox.quiet_torch([], keeps_workers=True)

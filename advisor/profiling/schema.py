@@ -9,16 +9,29 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import math
+import tempfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from advisor.errors import AdvisorError
+from cost_models.types import OP_CLASSES
 
 SCHEMA_VERSION = 1
+FRAMES = ("operators", "modules", "parameters")
+PHASES = ("forward", "backward", "recompute", "optimizer", "data")
+#: Columns that must hold numbers.
+_NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "operators": ("flops", "read_bytes", "written_bytes", "saved_bytes", "num_kernels", "measured_s"),
+    "modules": ("order", "num_calls", "num_params", "total_params", "input_group"),
+    "parameters": ("num_elements",),
+}
 
 #: One row per operator call of one micro-batch forward + backward, plus one optimizer step. Never per view or shape op.
 OPERATOR_COLUMNS: Mapping[str, str] = {
@@ -135,33 +148,96 @@ def frame(rows: list[dict[str, Any]], columns: Mapping[str, str]) -> pd.DataFram
 
 
 def save_profile(profile: StepProfile, folder: Path) -> None:
-    """Write a profile folder; the folder is created."""
+    """Write a profile folder; the folder is created. An interruption leaves an older profile there as it was."""
     folder.mkdir(parents=True, exist_ok=True)
     meta = {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(profile.meta)}
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf8")
-    for name in ("operators", "modules", "parameters"):
-        table = getattr(profile, name)
-        columns = {c: table[c].tolist() for c in table.columns}
-        with gzip.open(folder / f"{name}.json.gz", "wt", encoding="utf8", compresslevel=4) as out:
-            json.dump(columns, out)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as staging:
+        (Path(staging) / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf8")
+        for name in FRAMES:
+            table = getattr(profile, name)
+            columns = {c: table[c].tolist() for c in table.columns}
+            with gzip.open(Path(staging) / f"{name}.json.gz", "wt", encoding="utf8", compresslevel=4) as out:
+                json.dump(columns, out)
+        for part in Path(staging).iterdir():
+            part.replace(folder / part.name)
+
+
+def is_profile(folder: Path) -> bool:
+    """Whether a folder holds a saved profile and nothing else of that name."""
+    return all((folder / name).is_file() for name in ("meta.json", *(f"{name}.json.gz" for name in FRAMES)))
 
 
 def load_profile(folder: Path) -> StepProfile:
     """Read a profile folder.
 
     Raises:
-        AdvisorError: the folder is no profile, or one of another version.
+        AdvisorError: the folder is no profile, a damaged one, or one of another version.
     """
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf8"))
         version = meta.pop("schema_version")
         if version != SCHEMA_VERSION:
-            raise AdvisorError(f"{folder} is a profile of version {version}; this advisor reads {SCHEMA_VERSION}.",
-                               hint="Profile the script again.")  # fmt: skip
+            raise AdvisorError(
+                f"{folder} is a profile of version {version}; this advisor reads {SCHEMA_VERSION}.", hint="Profile the script again."
+            )
         frames = {}
-        for name in ("operators", "modules", "parameters"):
+        for name in FRAMES:
             with gzip.open(folder / f"{name}.json.gz", "rt", encoding="utf8") as source:
                 frames[name] = pd.DataFrame(json.load(source))
-        return StepProfile(meta=ProfileMeta(**meta), **frames)
-    except (OSError, KeyError, TypeError, ValueError) as error:
+        profile = StepProfile(meta=ProfileMeta(**meta), **frames)
+        check_profile(profile)
+        return profile
+    except (OSError, EOFError, zlib.error, KeyError, TypeError, ValueError, AttributeError) as error:
         raise AdvisorError(f"{folder} is not a saved profile ({error}).", hint="Make one with `advise profile SCRIPT -o DIR`.") from error
+
+
+def check_profile(profile: StepProfile) -> None:
+    """Types and ranges of a profile that was read from elsewhere.
+
+    Raises:
+        ValueError: what is wrong, in a few words.
+    """
+    for f in dataclasses.fields(ProfileMeta):
+        _check_meta(f.name, getattr(profile.meta, f.name), str(f.type))
+    for name, columns in _NUMBERS.items():
+        table = getattr(profile, name)
+        for column in columns:
+            values = pd.to_numeric(table[column], errors="coerce")
+            optional = column == "measured_s"
+            if not optional and (values.isna().any() or not np.isfinite(values.to_numpy(float)).all()):
+                raise ValueError(f"{column} of the {name} holds what is no number")
+            if column not in {"order", "input_group"} and (values < 0).any():
+                raise ValueError(f"{column} of the {name} is negative")
+    if profile.parameters["num_elements"].sum() != profile.meta.num_params:
+        raise ValueError(f"its parameters don't add up to {profile.meta.num_params}")
+    if profile.operators.empty:
+        raise ValueError("it holds no operators")
+    for column, allowed in (("phase", PHASES), ("op_class", OP_CLASSES)):
+        unknown = set(profile.operators[column].astype(str)) - set(allowed)
+        if unknown:
+            raise ValueError(f"{column} {sorted(unknown)[0]!r} is none of {', '.join(allowed)}")
+    for column in ("input_shapes", "output_shapes"):
+        if not profile.operators[column].map(lambda v: isinstance(v, list) and all(_is_shape(x) for x in v)).all():
+            raise ValueError(f"{column} holds what is no list of shapes")
+    if not profile.parameters["shape"].map(_is_shape).all():
+        raise ValueError("shape of the parameters holds what is no shape")
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(n, int) and n >= 0 for n in value)
+
+
+def _check_meta(name: str, value: object, kind: str) -> None:
+    if value is None and "None" in kind:
+        return
+    wanted = {"int": int, "floa": (int, float), "str": str, "bool": bool, "list": list, "dict": dict}
+    types = next((t for prefix, t in wanted.items() if kind.startswith(prefix)), object)
+    if not isinstance(value, types) or (isinstance(value, bool) and not kind.startswith("bool")):  # type: ignore[arg-type]
+        raise ValueError(f"{name} is {value!r}")
+    items: list[object] = list(value) if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else []
+    inner = {"list[dict": dict, "list[list": list, "list[int": int, "list[str": str, "dict[str, int": int, "dict[str, str": str}
+    wanted_inner = next((t for prefix, t in inner.items() if kind.startswith(prefix)), object)
+    if not all(isinstance(item, wanted_inner) for item in items):
+        raise ValueError(f"{name} is {value!r}")
+    if isinstance(value, int | float) and not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} is {value!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,6 +29,7 @@ def install(facts: dict[str, str], location: Callable[[], str]) -> None:
     """
     if torch.distributed.is_available():
         _patch_groups(facts, location)
+    _patch_spawn(facts, location)
     parallel: Any = torch.nn.parallel
     for name in ("DistributedDataParallel", "DataParallel"):
         _see_through(getattr(parallel, name), name, facts)
@@ -81,6 +83,29 @@ def _patch_groups(facts: dict[str, str], location: Callable[[], str]) -> None:
         any_functional: Any = functional
         any_functional.all_gather = lambda tensor, *_, **__: (tensor,)
         any_functional.all_reduce = lambda tensor, *_, **__: tensor
+
+
+class _Finished:
+    """What `spawn(..., join=False)` returns: everything has run."""
+
+    def join(self, *_: Any, **__: Any) -> bool:
+        return True
+
+
+def _patch_spawn(facts: dict[str, str], location: Callable[[], str]) -> None:
+    """`torch.multiprocessing.spawn(fn, args, nprocs)` runs `fn(0, *args)` in this process and starts none."""
+
+    def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:  # noqa: PLR0917
+        del nprocs
+        facts.setdefault("already-distributed", f"processes are spawned at {location()}")
+        os.environ.update({k: v for k, v in LAUNCHER_ENVIRONMENT.items() if k not in os.environ})
+        fn(0, *args)
+        return None if join else _Finished()
+
+    module: Any = importlib.import_module("torch.multiprocessing.spawn")
+    package: Any = torch.multiprocessing
+    for place in (module, package):
+        place.spawn = place.start_processes = spawn
 
 
 def _see_through(wrapper: Any, name: str, facts: dict[str, str]) -> None:

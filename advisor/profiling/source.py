@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
+import tokenize
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,20 +39,36 @@ def read_source(script: str, entry: str | None = None) -> Source:
     """
     path, named = _split(script)
     entry = entry or named
+    if path.suffix == ".ipynb" and path.is_file():
+        raise ScriptError(f"{path} is a notebook, not a Python file.",
+                          hint="Export it with `jupyter nbconvert --to script`, or use advisor.profile from inside it.")  # fmt: skip
     if path.is_dir():
         raise ScriptError(f"{path} is a folder, not a training script.", hint="Give the path of a Python file.")
     if not path.is_file():
+        if path.is_symlink():
+            raise ScriptError(
+                f"{path} is a link to {path.readlink()}, which does not exist.", hint="Mend the link, or give the file itself."
+            )
         raise ScriptError(f"There is no file {path}.", hint=_nearest(path))
     try:
-        text = path.read_text(encoding="utf8")
-        tree = ast.parse(text, filename=str(path))
+        tree = ast.parse(_text(path), filename=str(path))
     except SyntaxError as error:
         raise ScriptError(f"{path}:{error.lineno or 1} is not valid Python: {error.msg}.", hint="Mend the syntax first.") from None
-    except (UnicodeDecodeError, ValueError) as error:
+    except OSError as error:
+        raise ScriptError(f"{path} can't be read: {error.strerror}.", hint="Give a file that you may read.") from None
+    except (RecursionError, MemoryError):
+        raise ScriptError(f"{path} is nested too deeply to be parsed.", hint="Give the path of a Python file.") from None
+    except ValueError as error:
         raise ScriptError(f"{path} is not a Python text file ({error}).", hint="Give the path of a Python file.") from None
-    if not any(not isinstance(node, ast.Expr) for node in tree.body):
+    if all(_is_docstring(node) for node in tree.body):
         raise ScriptError(f"{path} is empty: there is nothing to run.", hint=f"Give a training script. {_EXAMPLE}")
     return _settle(path, entry, tree)
+
+
+def _text(path: Path) -> str:
+    """Text of a Python file in the encoding that it declares: a byte order mark, a PEP 263 comment, else UTF-8."""
+    with tokenize.open(path) as file:
+        return file.read()
 
 
 def _split(script: str) -> tuple[Path, str | None]:
@@ -75,6 +92,11 @@ def _settle(path: Path, entry: str | None, tree: ast.Module) -> Source:
     defined |= {t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
     imported = {a.asname or a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
     declared = tuple(name for name in _DECLARATIONS if name in defined | imported)
+    coroutines = [n.name for n in tree.body if isinstance(n, ast.AsyncFunctionDef) and n.name in {*_DECLARATIONS, entry}]
+    if coroutines and (entry is not None or {"build_model", "make_batch"} <= {*defined, *imported, *coroutines}):
+        raise ScriptError(f"{path}: {coroutines[0]}() is `async def`, and nobody awaits it.", hint="Declare it with a plain `def`.")
+    if entry in _DECLARATIONS[1:]:
+        raise ScriptError(f"{path}:{entry} does not build a model.", hint="ENTRY is the function that returns the model, e.g. build_model.")
     if entry is not None and entry not in defined | imported:
         raise ScriptError(f"{path} declares no {entry}.", hint=f"It declares: {', '.join(sorted(defined)) or 'nothing'}.")
     if entry is not None and "make_batch" not in declared:

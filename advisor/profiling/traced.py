@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from advisor.profiling import assemble, devices, hooks, sandbox, single_process, values
-from advisor.profiling.child import Failure, Request, explain, run_script
+from advisor.profiling.child import Failure, Request, explain, leave, run_script
 from advisor.profiling.recorder import Recorder
 from advisor.profiling.schema import StepProfile, save_profile
 from advisor.profiling.source import Source
@@ -24,7 +23,7 @@ from advisor.profiling.world import World
 
 def run(request: Request) -> Failure | None:
     """Run the script, record one step, save its profile."""
-    warnings.simplefilter("ignore")
+    sandbox.never_raise_warnings()
     fake = request.way == "fake"
     world, watcher = World(fake=fake, num_devices=request.num_devices), Watcher(Path(request.path))
     asked_workers: list[int] = []
@@ -34,6 +33,7 @@ def run(request: Request) -> Failure | None:
     values.install(world)
     single_process.install(watcher.facts, watcher.location)
     sandbox.quiet_torch(asked_workers)
+    sandbox.note_processes(watcher.processes)
     hooks.install(watcher, replays=fake)
     hooks.fold_calls(recorder, drops_dropout=True)
     _prefer_device_optimizers()
@@ -41,15 +41,21 @@ def run(request: Request) -> Failure | None:
     mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
     recorder.guesses = request.guesses
 
+    own = os.getpid()
+
     def finish() -> None:
         recorder.is_recording = False
+        if os.getpid() != own:  # a copy of this process that the script forked
+            os._exit(0)
         save_profile(_profile(request, recorder, asked_workers, None), Path(request.folder) / "profile")
-        os._exit(0)
+        leave()
 
     watcher.finish = finish
     with mode, recorder, hooks.observe_saved(recorder):
         error = run_script(request, 2, "cuda", request.batch_size)
     recorder.is_recording = False
+    if os.getpid() != own:
+        os._exit(0)
     if watcher.has_step:
         save_profile(_profile(request, recorder, asked_workers, error), Path(request.folder) / "profile")
         return None
@@ -59,7 +65,7 @@ def run(request: Request) -> Failure | None:
 
 def _profile(request: Request, recorder: Recorder, asked_workers: list[int], error: BaseException | None) -> StepProfile:
     watcher, world = recorder.watcher, recorder.world
-    notes = list(request.warnings)
+    notes = [*request.warnings, *watcher.notes()]
     if error is not None and not isinstance(error, SystemExit):
         notes.append(f"The script stopped after its first step: {explain(request, error, watcher).message}")
     source = Source(path=Path(request.path), entry=request.entry, form=request.form, declared=tuple(request.declared),

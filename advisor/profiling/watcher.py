@@ -62,6 +62,10 @@ class Watcher:
         self.uses_grad_scaler = self.clips_gradients = False
         self.custom_functions: list[str] = []  # autograd functions that the script or a library wrote
         self.facts: dict[str, str] = {}  # seen on the way: hazard id -> evidence
+        self.processes: list[str] = []  # lines that start another program
+        self.num_closure_calls = 0  # forward passes that an optimizer's step asked for, beyond the first
+        self.micro_shapes: list[list[list[int]]] = []  # input shapes of micro-batches that differ from the first
+        self.without_saved = False  # function transforms ran: what they keep for backward was not seen
         self.num_stops = self.num_calls_after = 0
         self.finish: Callable[[], None] = lambda: None  # writes what was seen and ends the process
 
@@ -125,6 +129,16 @@ class Watcher:
         elif self.stage == "after" and has_grad and len(self.optimizers) < 2:
             self.second_inputs = self.second_inputs or tensors
             self.micro_batch += 1
+            self.num_closure_calls += bool(self.update_depth)
+            shapes, first = [list(t.shape) for t in tensors], self.roots.get(id(module))
+            if (
+                first is not None
+                and first.has_grad
+                and not self.is_done
+                and shapes != first.input_shapes
+                and shapes not in self.micro_shapes
+            ):
+                self.micro_shapes.append(shapes)
             if self.micro_batch >= MAX_MICRO_BATCHES:
                 self.stop()
         if id(module) not in self.roots or (has_grad and not self.roots[id(module)].has_grad):
@@ -244,6 +258,30 @@ class Watcher:
     def has_step(self) -> bool:
         """Whether a whole step was seen."""
         return bool(self.num_backward and (self.stepped or self.num_manual_updates))
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of the step."""
+        return max(1, self.micro_batch + 1 - self.num_closure_calls) if self.stepped else 1
+
+    def notes(self) -> list[str]:
+        """What a reader of the profile must know about how it was seen."""
+        found = []
+        if self.processes:
+            found.append(f"The script starts other processes ({', '.join(self.processes[:4])}): what they write is not held back, "
+                         "and what they compute is not in the profile.")  # fmt: skip
+        if self.num_closure_calls:
+            found.append(f"{type(self.stepped[0]).__name__ if self.stepped else 'The optimizer'} evaluates its closure several times in a step: "
+                         "the profile holds one forward and backward pass, a real step takes more.")  # fmt: skip
+        if self.micro_shapes:
+            first = next((r.input_shapes for r in self.roots.values() if r.has_grad), [])
+            found.append(f"The micro-batches of a step differ in size: the first has inputs {first}, others {self.micro_shapes[:3]}; "
+                         "all are taken to be like the first.")  # fmt: skip
+        if self.without_saved:
+            found.append(
+                "torch.func transforms hide what is kept for backward: it was taken to be every floating-point output of the forward pass."
+            )
+        return found
 
     def _take_rows(self) -> list[Row]:
         if self.recorder is None:

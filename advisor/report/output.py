@@ -31,10 +31,14 @@ def check_output(folder: Path) -> None:
     Raises:
         OutputError: the folder holds something else, or can't be written.
     """
-    if folder.is_symlink():
+    try:
+        is_link, exists = folder.is_symlink(), folder.exists()
+    except (OSError, ValueError) as error:  # a name too long, or with a NUL
+        raise OutputError(f"{str(folder)[:60]} can't be a folder's name ({error}).", hint=_ELSEWHERE) from error
+    if is_link:
         raise OutputError(f"{folder} is a symbolic link.", hint=_ELSEWHERE)
     _check_parent(folder)
-    if not folder.exists():
+    if not exists:
         return
     if not folder.is_dir():
         raise OutputError(f"{folder} is a file, not a folder.", hint=_ELSEWHERE)

@@ -23,9 +23,11 @@ TIE_SHARE = 0.05
 #: Data-parallel plans run a script as it is; splitting its layers asks for work on the model. Up to this gap, which is about the error
 #: of the prices on unseen sources, the plan that runs as it is goes first and the faster one is listed with its gain.
 AS_IT_IS_SHARE = 0.15
+#: Peaks this close are equal when memory is the objective; the fastest goes first.
+MEMORY_TIE_SHARE = 0.01
 #: Strategy families that a report must have a word on, in the order people try them.
 FAMILIES = ("DDP", "ZeRO-1", "ZeRO-2", "FSDP", "HSDP", "tensor parallel", "pipeline parallel", "tensor and pipeline parallel")
-_SCALARS = ("step_time_s", "low_s", "high_s", "peak_memory_bytes", "allocated_memory_bytes", "high_memory_bytes", "load_memory_bytes", "save_memory_bytes", "mfu")  # fmt: skip
+_SCALARS = ("step_time_s", "low_s", "high_s", "peak_memory_bytes", "allocated_memory_bytes", "high_memory_bytes", "load_memory_bytes", "save_memory_bytes", "host_memory_bytes", "mfu")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,8 @@ def search(request: Request, *, num_candidates: int = 10) -> SearchResult:
         return SearchResult(candidates=(), rejected=_illegal(request), num_priced=0, search_time_s=time.perf_counter() - start)
     prices = cost_models.estimate(request.workload, request.cluster, plans, request.calibration)
     fits = prices.high_memory_bytes <= request.available_bytes
+    if request.cluster.host_memory_bytes:
+        fits &= prices.host_memory_bytes <= request.cluster.host_memory_bytes
     order = _order(plans, prices, fits, request.objective)
     chosen = _distinct(plans, order, num_candidates, objective=request.objective)
     candidates = tuple(_candidate(plans, prices, i) for i in chosen)
@@ -116,20 +120,27 @@ def _families(plans: PlanTable) -> IntArray:
 
 
 def _order(plans: PlanTable, prices: Estimates, fits: BoolArray, objective: str) -> IntArray:
-    """Indices of fitting plans, best first; among near-equal times (or bytes) the simplest first."""
+    """Indices of fitting plans, best first.
+
+    By time, near-equal times to the simplest plan; by memory, near-equal peaks (a hundredth) to the fastest.
+    """
     index = np.flatnonzero(fits)
     if not len(index):
         return index
-    value = prices.high_memory_bytes[index] if objective == "memory" else prices.step_time_s[index]
-    other = prices.step_time_s[index] if objective == "memory" else prices.high_memory_bytes[index]
-    order = np.lexsort((other, complexity(plans)[index], value))
-    near = order[value[order] <= value[order[0]] * (1 + TIE_SHARE)]
-    lead = near[np.lexsort((value[near], complexity(plans)[index][near]))][0]
+    time_s, peak = prices.step_time_s[index], prices.high_memory_bytes[index]
+    steps = complexity(plans)[index]
+    if objective == "memory":
+        # classes of a hundredth, so that a plan ten times slower never leads for a few bytes
+        ranked: IntArray = index[np.lexsort((steps, time_s, np.floor(np.log(peak / peak.min()) / MEMORY_TIE_SHARE)))]
+        return ranked
+    order = np.lexsort((peak, steps, time_s))
+    near = order[time_s[order] <= time_s[order[0]] * (1 + TIE_SHARE)]
+    lead = near[np.lexsort((time_s[near], steps[near]))][0]
     as_it_is = ((plans.tp_degree == 1) & (plans.pp_degree == 1))[index]
-    close = order[as_it_is[order] & (value[order] <= value[order[0]] * (1 + AS_IT_IS_SHARE))]
+    close = order[as_it_is[order] & (time_s[order] <= time_s[order[0]] * (1 + AS_IT_IS_SHARE))]
     if not as_it_is[lead] and len(close):
         lead = close[0]
-    ranked: IntArray = index[np.concatenate([[lead], order[order != lead]])]
+    ranked = index[np.concatenate([[lead], order[order != lead]])]
     return ranked
 
 

@@ -50,7 +50,14 @@ def reasons_against(candidate: Candidate, best: Candidate, *, objective: str, av
         out.append(f"bubble {bubble:.0%} at {candidate.plan.num_microbatches} micro-batches over {candidate.plan.pp_degree} stages")
     if more_bytes < -(2**30) and objective != "memory":
         out.append(f"frees {-more_bytes / 2**30:.3g} GiB a GPU")
-    return tuple(out) or ("slower in sum",)
+    return tuple(out + _host_memory(candidate)) or ("slower in sum",)
+
+
+def _host_memory(candidate: Candidate) -> list[str]:
+    """What offloading asks of the host, which clusters rarely state."""
+    if not candidate.plan.offload:
+        return []
+    return [f"needs {candidate.estimate['host_memory_bytes'] / 2**30:.3g} GiB of host memory a node"]
 
 
 def _for_the_best(best: Candidate, objective: str, available_bytes: float) -> tuple[str, ...]:
@@ -61,11 +68,12 @@ def _for_the_best(best: Candidate, objective: str, available_bytes: float) -> tu
     )
     free = available_bytes - best.estimate["high_memory_bytes"]
     first = {
-        "memory": f"the least memory of all legal plans: {best.estimate['high_memory_bytes'] / 2**30:.3g} GiB at most",
+        "memory": f"the least memory, within 1%, of all legal plans: {best.estimate['high_memory_bytes'] / 2**30:.3g} GiB at most",
         "gpus": "fits on the fewest GPUs",
     }.get(objective)
     return (
         *([first] if first else []),
         f"compute {useful:.0%} and exposed communication {exposed / step:.0%} of the step",
         f"{free / 2**30:.3g} GiB a GPU to spare",
+        *_host_memory(best),
     )

@@ -43,8 +43,15 @@ class Ring:
         return passes * (self.latency_s + num_bytes * self.s_per_byte)
 
 
+#: Nodes up to which latencies were fitted on measured runs.
+_RING_NODES = 64.0
+
+
 def ring(machine: Machine, constants: Mapping[str, FloatArray], ranks: FloatArray, stride: FloatArray) -> Ring:
     """A ring over `ranks` devices that are `stride` apart.
+
+    Latency grows as fitted up to `_RING_NODES`, beyond that with the logarithm: NCCL turns to trees (Jeaugey, "Massively scale your deep
+    learning training with NCCL 2.4", 2019), and no measured run says more.
 
     Args:
         machine: figures of each element's cluster.
@@ -61,9 +68,10 @@ def ring(machine: Machine, constants: Mapping[str, FloatArray], ranks: FloatArra
     crosses = nodes > 1
     rate = np.where(crosses, np.minimum(inside, outside), inside)
     latency = constants["intra_latency_s"] + machine.intra_latency_s
-    latency = latency + np.where(
-        crosses, (constants["inter_latency_s_per_node"] + machine.inter_latency_s) * nodes ** constants["inter_latency_growth"], 0.0
-    )
+    near = np.minimum(nodes, _RING_NODES)
+    levels = 1.0 + np.log2(nodes / near) / np.log2(_RING_NODES)
+    per_node = constants["inter_latency_s_per_node"] + machine.inter_latency_s
+    latency = latency + np.where(crosses, per_node * near ** constants["inter_latency_growth"] * levels, 0.0)
     return Ring(latency_s=np.where(ranks > 1, latency, 0.0), s_per_byte=(ranks - 1) / ranks / rate)
 
 

@@ -39,9 +39,27 @@ def offload_s(
     return num_params * (copied_bytes / host_bytes_per_s + touched_bytes / cpu_bytes_per_s)
 
 
+def streamed_s(
+    num_params: FloatArray, num_micro_batches: FloatArray, *, param_bytes: FloatArray, grad_bytes: FloatArray, host_bytes_per_s: FloatArray
+) -> FloatArray:  # fmt: skip
+    """Sharded parameters that live on the host: each micro-batch brings them up for forward and for backward, and takes gradients down.
+
+    Source: torch FSDP2's CPUOffloadPolicy. Ignored: copies that hide under compute (only the next unit's are prefetched), and that the
+    last micro-batch's gradients are counted with the update.
+
+    Args:
+        num_params: of one rank's shard.
+        num_micro_batches: forward passes a step.
+        param_bytes: per parameter.
+        grad_bytes: per parameter.
+        host_bytes_per_s: copy rate of one device.
+    """
+    return num_params * (2 * num_micro_batches * param_bytes + (num_micro_batches - 1) * grad_bytes) / host_bytes_per_s
+
+
 def straggler_share(num_nodes: FloatArray, per_doubling: FloatArray) -> FloatArray:
     """Share by which the slowest of many nodes delays the rest."""
     return per_doubling * np.log2(np.maximum(num_nodes, 1.0))
 
 
-TERMS = (optimizer_s, offload_s, straggler_share)
+TERMS = (optimizer_s, offload_s, streamed_s, straggler_share)

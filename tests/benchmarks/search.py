@@ -15,6 +15,7 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import argparse
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 
@@ -84,7 +85,10 @@ def main() -> None:
         "estimate, one batch": legal_plans(workload, cluster, global_batch=options.global_batch),
         "estimate, many batches": all_batches(workload, cluster),
     }  # fmt: skip
-    priced = {name: (len(plans), best_seconds(lambda p=plans: cost_models.estimate(workload, cluster, p), options.rounds)) for name, plans in tables.items()}  # fmt: skip
+    priced = {}
+    for name, plans in tables.items():
+        seconds = best_seconds(functools.partial(cost_models.estimate, workload, cluster, plans), options.rounds)
+        priced[name] = (len(plans), seconds)
     request = Request(workload=workload, cluster=cluster, global_batch=options.global_batch)
     whole = min((search(request) for _ in range(options.rounds)), key=lambda result: result.search_time_s)
     print("\n".join(report(whole, priced)))

@@ -52,6 +52,9 @@ def script_input(name: str, plan: Plan, *, precision: str = "fp32", folder: str 
         meta = ProfileMeta(script="habits.py", num_params=7_000, num_trainable_params=6_700, batch_size=8, accumulation=2, clips_gradients=True,
                            **common)  # fmt: skip
         path, args, blocks = HERE / "habits.py", [], ["blocks.0", "blocks.1", "blocks.2"]
+    elif name == "never_calls":
+        meta = ProfileMeta(script="never_calls.py", num_params=5, num_trainable_params=5, batch_size=2, **common | {"optimizer": "sgd"})
+        path, args, blocks = HERE / "never_calls.py", [], []
     elif name == "resnet":
         meta = ProfileMeta(script="resnet50.py", form="functions", num_params=25_557_032, num_trainable_params=25_557_032, batch_size=64,
                            optimizer="sgd", buffer_bytes=212_692)  # fmt: skip

@@ -53,6 +53,9 @@ CELLS = (
     Cell(name="tiny-zero3-bf16", script="tiny", plan=sharded(3, micro_batch=2), precision="bf16", tolerance=2e-2, reference="tiny"),
     Cell(name="tiny-deepspeed-2-bf16", script="tiny", plan=sharded(2, micro_batch=2), file=DEEPSPEED, precision="bf16", tolerance=2e-2,
          reference="tiny"),
+    Cell(name="tiny-tensor", script="tiny", plan=Plan(tp_degree=2, micro_batch=4, runtime="torch-tp"), reference="tiny"),
+    Cell(name="tiny-tensor-sequence", script="tiny", reference="tiny",
+         plan=Plan(tp_degree=2, micro_batch=2, num_microbatches=2, sequence_parallel=True, recompute="selective", runtime="torch-tp")),
 )  # fmt: skip
 HABITS = (
     Cell(name="habits-ddp", script="habits", plan=ddp(micro_batch=2, num_microbatches=4), reference="habits"),
@@ -63,6 +66,7 @@ HABITS = (
     ),
     Cell(name="stream-ddp", script="stream", plan=ddp(micro_batch=4, num_microbatches=2), reference="habits"),
 )
+REFUSED = Cell(name="never-calls", script="never_calls", plan=ddp(micro_batch=2))
 ONE_GROUP = CELLS  # DeepSpeed steps each parameter group by itself
 CELLS += HABITS
 REFERENCES = (
@@ -87,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def results(folder: Path) -> dict[str, list[dict]]:
     alone = [dict(c, alone=True, args=[a.format(folder=folder) for a in c["args"]]) for c in REFERENCES]
-    cells = alone + [generated(cell, folder) for cell in CELLS]
+    cells = alone + [generated(cell, folder) for cell in (*CELLS, REFUSED)]
     return run_cells(cells, folder, num_procs=2, imports=("deepspeed", "transformers.models.llama.modeling_llama"))
 
 
@@ -147,7 +151,7 @@ def test_deepspeed_partitions_the_optimizer(cell: Cell, results: dict[str, list[
         assert held["num_state"] == pytest.approx(alone["num_state"] / 2, rel=0.01)
 
 
-@pytest.mark.parametrize("cell", [c for c in CELLS if c.plan.zero_stage == 0], ids=lambda c: c.name)
+@pytest.mark.parametrize("cell", [c for c in CELLS if c.plan.dp_degree > 1 and c.plan.zero_stage == 0], ids=lambda c: c.name)
 def test_replicated_plans_hold_everything_on_every_rank(cell: Cell, results: dict[str, list[dict]]) -> None:
     alone = results[cell.reference][0]["steps"][-1]
     for rank in results[cell.name]:
@@ -184,6 +188,12 @@ def test_only_rank_0_prints(results: dict[str, list[dict]]) -> None:
     for cell in CELLS:
         if cell.file == "train.py":
             assert losses(results[cell.name][1]["output"]) == []
+
+
+def test_stops_rather_than_train_copies_apart(results: dict[str, list[dict]]) -> None:
+    for rank in results[REFUSED.name]:
+        assert rank["code"] == 1
+    assert "never calls its model" in results[REFUSED.name][0]["output"]
 
 
 def test_nothing_is_compiled(results: dict[str, list[dict]], folder: Path) -> None:

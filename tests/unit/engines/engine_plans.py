@@ -59,5 +59,6 @@ CASES = {
     "zero3-functions": resnet(Plan(dp_shard_degree=8, micro_batch=32, zero_stage=3, runtime="fsdp2")),
     "hsdp": llama(Plan(dp_replicate_degree=2, dp_shard_degree=8, num_microbatches=2, zero_stage=3, runtime="fsdp2")),
     "offload": gpt2(Plan(dp_shard_degree=4, micro_batch=8, zero_stage=3, offload=True, runtime="fsdp2"), precision="bf16"),
+    "tensor": llama(Plan(tp_degree=4, dp_shard_degree=4, zero_stage=3, sequence_parallel=True, recompute="selective", runtime="torch-tp")),
     "single": gpt2(Plan(micro_batch=8, num_microbatches=2, runtime="torch-ddp")),
 }  # fmt: skip

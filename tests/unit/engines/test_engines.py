@@ -44,6 +44,27 @@ def test_what_no_engine_can_express_has_a_reason_from_each() -> None:
     assert all(s.reason for s in support)
 
 
+PAIRS = [{"column": ["q", "k"], "row": ["o"]}]
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ({"tp_pairs": []}, "no column and row weights"),
+        ({"tp_pairs": [], "tp_reason": "it has no heads"}, "it has no heads"),
+        ({"tp_pairs": PAIRS, "tied": [["a", "b"]]}, "tied"),
+        ({"tp_pairs": [{"column": ["attn.c_attn"], "row": ["attn.c_proj"]}]}, "several products in one weight"),
+        ({"tp_pairs": [{"column": ["a"], "row": ["b"], "group": "x"}, {"column": ["a"], "row": ["b"], "group": "y"}]}, "several kinds"),
+        ({"tp_pairs": [{"column": ["a"], "row": ["b"], "linear": False}]}, "no nn.Linear"),
+    ],
+)
+def test_layers_that_cannot_be_split_have_a_reason(model: dict, reason: str) -> None:
+    plan = Plan(tp_degree=2, dp_shard_degree=2, zero_stage=3)
+    assert names(plan, BLOCKS | {"tp_pairs": PAIRS}) == {"PyTorch tensor parallelism"}
+    assert not names(plan, BLOCKS | model)
+    assert reason in "; ".join(s.reason for s in engines_for(plan, BLOCKS | model))
+
+
 def test_recomputation_needs_layers_to_recompute() -> None:
     plan = dataclasses.replace(DDP, recompute="full")
     assert names(plan)

@@ -38,8 +38,8 @@ BACKWARDS_PER_STEP = 1  # backward passes that make one
 RANK, LOCAL_RANK = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))  # torchrun sets them
 
 
-# the script so far: backward passes, optimizer steps, losses of the latest backward passes
-progress = types.SimpleNamespace(backwards=0, steps=0, losses=collections.deque(maxlen=BACKWARDS_PER_STEP))
+# the script so far: calls of the model, backward passes, optimizer steps, losses of the latest backward passes
+progress = types.SimpleNamespace(calls=0, backwards=0, steps=0, losses=collections.deque(maxlen=BACKWARDS_PER_STEP))
 
 
 def at_boundary() -> bool:
@@ -87,7 +87,8 @@ def share_data() -> None:
             given["sampler"] = Share(given["sampler"])
         elif given.get("batch_sampler") is None:
             shuffle = bool(given.pop("shuffle", False))
-            given["sampler"] = ShuffledShare(given["dataset"], shuffle=shuffle, drop_last=given.get("drop_last", False))
+            drop_last = given.get("drop_last", False)
+            given["sampler"] = ShuffledShare(given["dataset"], WORLD_SIZE, RANK, shuffle=shuffle, drop_last=drop_last)
         plain_init(**given)
 
     DataLoader.__init__ = init
@@ -150,6 +151,7 @@ def route_calls(model: nn.Module, parallel) -> None:
         if inside:
             return plain.__call__(self, *args, **kwargs)
         inside = True
+        progress.calls += 1
         try:
             return parallel(*args, **kwargs)
         finally:
@@ -164,6 +166,8 @@ def route_steps(optimizer: torch.optim.Optimizer, take_step) -> None:
     def step(_, *args, **kwargs):
         if not at_boundary():
             return None
+        if progress.calls == 0:
+            raise SystemExit(f"{SCRIPT.name} never calls its model as model(...), so its gradients would not be averaged")
         result = take_step(*args, **kwargs)
         report_loss()
         return result

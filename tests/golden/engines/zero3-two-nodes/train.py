@@ -88,7 +88,8 @@ def share_data() -> None:
             given["sampler"] = Share(given["sampler"])
         elif given.get("batch_sampler") is None:
             shuffle = bool(given.pop("shuffle", False))
-            given["sampler"] = ShuffledShare(given["dataset"], shuffle=shuffle, drop_last=given.get("drop_last", False))
+            drop_last = given.get("drop_last", False)
+            given["sampler"] = ShuffledShare(given["dataset"], WORLD_SIZE, RANK, shuffle=shuffle, drop_last=drop_last)
         plain_init(**given)
 
     DataLoader.__init__ = init

@@ -1,0 +1,135 @@
+"""Shape of a row's transformer: from the row, else from a table of named models, else documented defaults."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+import pandas as pd
+
+from advisor.measure.run_values import Fields, Record, Skip, is_number
+from cost_models.traits import Runtime
+from cost_models.transformer import TransformerShape
+
+_GATED = ("llama", "qwen", "deepseek", "mixtral", "mistral", "gpt-oss", "kimi", "internlm", "kempner", "gemma")
+_UNTIED = ("llama2", "llama3", "qwen", "8.86b", "80b", "70.6b", "deepseek", "nemotron", "mixtral", "mistral", "gpt-oss", "kimi")
+#: Last words of a name that say how a model was tuned, not how large it is.
+_TUNED = re.compile(r"(?i)hf|it|chat|base|instruct|pretrain|\d+k|v\d+(\.\d+)?")
+
+
+@functools.cache
+def known_shapes() -> pd.DataFrame:
+    """Built-in shapes of well-known models, with the columns of `arch.csv`."""
+    with (resources.files("cost_models") / "calibration" / "known_shapes.csv").open("r", encoding="utf8") as text:
+        return pd.read_csv(text)
+
+
+def plain_name(name: str) -> str:
+    """A model's name as it is compared: letters, digits and the point."""
+    return re.sub(r"[^a-z0-9.]", "", name.lower())
+
+
+def find_shape(name: str, shapes: Mapping[str, Record]) -> Record:
+    """Shape of a named model; whose it is ("meta-llama/", "litgpt-") and how it was tuned ("-hf", "-Instruct") don't matter.
+
+    Args:
+        name: as a table of runs spells it.
+        shapes: rows of tables like `arch.csv` by plain name.
+
+    Returns:
+        The row, empty for a name that isn't known.
+    """
+    words = name.rpartition("/")[2].split("-")
+    while words:
+        for start in range(len(words)):
+            found = shapes.get(plain_name("-".join(words[start:])))
+            if found:
+                return found
+        if not _TUNED.fullmatch(words.pop()):
+            break
+    return {}
+
+
+def presumed_shape(row: Fields) -> Record:
+    """Layers and hidden size of a plain GPT of which only the parameter count is stated; both are named in `assumed`.
+
+    Hidden size = 128 x layers, the proportion of GPT-3 and of Megatron-LM's large models, so that P = 12 layers x hidden^2 gives
+    hidden = (128 P / 12)^(1/3), rounded to a multiple of 128. Ignored: embeddings, and that small models are deeper for their width.
+    """
+    params, words = row.number("params_b"), f"{row.text('model_family')} {row.text('model_name')}".lower()
+    if not params or "gpt" not in words or "moe" in words or row.number("hidden") is not None:
+        return {}
+    row.assumed += ["n_layers", "hidden"]
+    hidden = max(128.0, 128.0 * round((128 * params * 1e9 / 12) ** (1 / 3) / 128))
+    return {"hidden": hidden, "n_layers": max(1.0, float(round(params * 1e9 / (12 * hidden**2))))}
+
+
+def transformer_shape(row: Fields, arch: Record, runtime: Runtime) -> TransformerShape:
+    """Shape of a row.
+
+    Args:
+        row: whose values come first.
+        arch: row of the table of named models, empty where the model isn't there.
+        runtime: whose habits are presumed where the row doesn't say.
+
+    Raises:
+        Skip: no layers or no hidden size.
+    """
+    name = row.text("model_name").lower()
+
+    def size(column: str, default: float) -> float:
+        value = row.number(column)
+        if value is None and is_number(arch.get(column)):
+            return float(arch[column])
+        return row.or_default(column, default) if value is None else value
+
+    def flag(column: str, default: bool) -> bool:
+        stated = row.number(column)
+        return bool(stated) if stated is not None else bool(arch[column]) if is_number(arch.get(column)) else default
+
+    hidden, layers = size("hidden", 0), size("n_layers", 0)
+    if not hidden or not layers:
+        raise Skip("layers and hidden size are neither stated nor known")
+    if row.number("layers_from_params"):
+        row.assumed.append("n_layers")
+    seq_len, heads = size("seq_len", 2048.0), size("n_heads", max(1.0, hidden // (128 if hidden > 2048 else 64)))
+    if row.number("flash_attention") is None:
+        row.assumed.append("flash_attention")
+    gated, encoder, ffn = flag("gated_mlp", any(w in name for w in _GATED)), "bert" in name, size("ffn_hidden", 4 * hidden)
+    experts = _experts(row.text("moe") or str(arch.get("moe", "") or ""), ffn)
+    head_size = row.number("head_dim") or (float(arch["head_dim"]) if is_number(arch.get("head_dim")) else 0.0)
+    return TransformerShape(
+        num_layers=int(layers), hidden_size=hidden, num_heads=int(heads), vocab_size=size("vocab", 51200.0), seq_len=seq_len,
+        num_kv_heads=int(size("n_kv_heads", heads)), ffn_size=ffn, gated=gated, causal=not encoder, rotary=gated,
+        tied=flag("tied_embeddings", not any(w in name for w in _UNTIED)), dropout=flag("dropout", False),
+        flash=flag("flash_attention", runtime.flash_attention), compiled=flag("compile", runtime.compiled),
+        head_share=_head_share(row, encoder), trainable_share=0.01 if row.text("notes").startswith("LoRA") else 1.0,
+        **({"head_size": head_size} | experts),
+    )  # fmt: skip
+
+
+def _head_share(row: Fields, encoder: bool) -> float:
+    """Positions with logits: all of a language model, one in seven of BERT's pre-training, none of its question answering (SQuAD)."""
+    if not encoder:
+        return 1.0
+    return 0.0 if "squad" in row.text("notes").lower() or row.text("source_repo_or_doc").startswith("lambdal") else 0.15
+
+
+def _experts(text: str, ffn: float) -> dict[str, Any]:
+    """Expert sizes from text like "128 experts topk 8 moe_ffn 768 shared 2048 dense_layers 1 MLA"; an expert is a whole MLP unless said."""
+    found = re.match(r"(\d+) experts topk (\d+)", text)
+    if not found:
+        return {}
+
+    def after(word: str) -> float:
+        hit = re.search(rf"{word} (?:(\d+)x)?(\d+)", text)
+        return float(hit[2]) * float(hit[1] or 1) if hit else 0.0
+
+    out: dict[str, Any] = {
+        "num_experts": int(found[1]), "num_active_experts": int(found[2]), "expert_ffn_size": after("moe_ffn") or ffn,
+        "shared_ffn_size": after("shared"), "num_dense_layers": int(after("dense_layers")),
+    }  # fmt: skip
+    return out | ({"latent_attention": True, "head_size": 128.0} if "MLA" in text else {})

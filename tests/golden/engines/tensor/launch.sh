@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# TP 4 x FSDP 4, recompute selective: 2 nodes x 8 GPUs.
+#   on every node:  HEAD_NODE=<name of the first node> advice/plan-1/launch.sh
+#   through Slurm:  sbatch --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 --wrap "srun advice/plan-1/launch.sh"
+# Arguments are handed on.
+set -euo pipefail
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+train="$here/${TRAIN:-train.py}"
+if [[ -n "${SLURM_JOB_NODELIST:-}" ]]; then
+  HEAD_NODE="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+fi
+: "${HEAD_NODE:?set it to the name of the first node}"
+exec torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d \
+  --rdzv-endpoint "$HEAD_NODE:${PORT:-29500}" --rdzv-id "${SLURM_JOB_ID:-0}" "$train" "$@"
