@@ -24,7 +24,6 @@ from typing import Any
 
 from advisor.profiling import processes
 
-
 _MESSAGE_CHARACTERS = 300
 
 
@@ -179,7 +178,7 @@ def explain(request: Request, error: BaseException | None, watcher: Any) -> Fail
     if isinstance(error, EOFError):
         return Failure(kind="input", message=f"{_where(request, error)} asks for input, and there is nobody to answer.",
                        hint="Give the answers as arguments or defaults.")  # fmt: skip
-    if type(error).__name__ == "ContractBroken":
+    if type(error).__name__ == "ContractError":
         return Failure(kind="contract", message=f"{name}: {one_line(str(error))}", hint=error.hint)  # type: ignore[union-attr]
     if error is not None:
         text = one_line(str(error))

@@ -20,7 +20,7 @@ CONTRACT = (
 )
 
 
-class ContractBroken(TypeError):
+class ContractError(TypeError):
     """One of the declared functions is not what it has to be."""
 
     hint = CONTRACT
@@ -30,19 +30,19 @@ def train(namespace: Mapping[str, Any], entry: str, batch_size: int | None, *, n
     """Build the model and take steps with it, each with a fresh batch.
 
     Raises:
-        ContractBroken: a function takes or returns something else than it has to.
+        ContractError: a function takes or returns something else than it has to.
     """
     model = call(namespace, entry, ())
     if not isinstance(model, torch.nn.Module):
-        raise ContractBroken(f"{entry}() must return a torch.nn.Module, and returned {_kind(model)}")
+        raise ContractError(f"{entry}() must return a torch.nn.Module, and returned {_kind(model)}")
     model.to(device)
     model.train()
     trainable = [p for p in model.parameters() if p.requires_grad]
     if not trainable:
-        raise ContractBroken(f"{entry}() must return a model to train, and none of its parameters requires a gradient")
+        raise ContractError(f"{entry}() must return a model to train, and none of its parameters requires a gradient")
     optimizer = call(namespace, "build_optimizer", (model,)) if "build_optimizer" in namespace else torch.optim.AdamW(trainable, lr=1e-4)
     if not (callable(getattr(optimizer, "step", None)) and callable(getattr(optimizer, "zero_grad", None))):
-        raise ContractBroken(f"build_optimizer(model) must return a torch optimizer, and returned {_kind(optimizer)}")
+        raise ContractError(f"build_optimizer(model) must return a torch optimizer, and returned {_kind(optimizer)}")
     for _ in range(num_steps):
         batch = make_batch(namespace, batch_size)
         batch = tree_map(lambda t: t.to(device) if isinstance(t, torch.Tensor) else t, batch)
@@ -57,14 +57,14 @@ def call(namespace: Mapping[str, Any], name: str, arguments: tuple[Any, ...]) ->
     """Call a declared function, if it can be called with these arguments."""
     function = namespace[name]
     if not callable(function):
-        raise ContractBroken(f"{name} must be a function, and is {_kind(function)}")
+        raise ContractError(f"{name} must be a function, and is {_kind(function)}")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise ContractBroken(f"{name}() must be a plain function, and is `async def`")
+        raise ContractError(f"{name}() must be a plain function, and is `async def`")
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
         shown = {"loss_fn": "loss_fn(model, batch)", "build_optimizer": "build_optimizer(model)", "make_batch": "make_batch(batch_size)"}
-        raise ContractBroken(f"{shown.get(name, f'{name}()')} can't be called with {len(arguments)} arguments: {error}") from None
+        raise ContractError(f"{shown.get(name, f'{name}()')} can't be called with {len(arguments)} arguments: {error}") from None
     except ValueError:
         pass  # no signature to look at
     return function(*arguments)
@@ -82,17 +82,17 @@ def make_batch(namespace: Mapping[str, Any], batch_size: int | None) -> Any:
         or type(batch).__module__ == "numpy"
         or inspect.isgenerator(batch)
     ):
-        raise ContractBroken(f"make_batch(batch_size) must return a tensor, or a tuple or dict of tensors, and returned {_kind(batch)}")
+        raise ContractError(f"make_batch(batch_size) must return a tensor, or a tuple or dict of tensors, and returned {_kind(batch)}")
     return batch
 
 
 def _check_loss(loss: Any) -> None:
     if not isinstance(loss, torch.Tensor):
-        raise ContractBroken(f"loss_fn(model, batch) must return a scalar tensor, and returned {_kind(loss)}")
+        raise ContractError(f"loss_fn(model, batch) must return a scalar tensor, and returned {_kind(loss)}")
     if loss.numel() != 1:
-        raise ContractBroken(f"loss_fn(model, batch) must return a scalar tensor, and returned one of shape {list(loss.shape)}")
+        raise ContractError(f"loss_fn(model, batch) must return a scalar tensor, and returned one of shape {list(loss.shape)}")
     if not loss.requires_grad:
-        raise ContractBroken("loss_fn(model, batch) must return a loss that depends on the model's parameters; this one has no gradient")
+        raise ContractError("loss_fn(model, batch) must return a loss that depends on the model's parameters; this one has no gradient")
 
 
 def _kind(value: Any) -> str:
@@ -113,5 +113,5 @@ def default_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
     outs = values.tensors_in([out], []) or values.tensors_in(getattr(out, "__dict__", {}).values(), [])
     floats = [t.float().mean() for t in outs if t.dtype.is_floating_point]
     if not floats:
-        raise ContractBroken("the model returned no floating-point tensor to take a loss of; declare loss_fn(model, batch)")
+        raise ContractError("the model returned no floating-point tensor to take a loss of; declare loss_fn(model, batch)")
     return torch.stack(floats).sum() if len(floats) > 1 else floats[0]

@@ -8,6 +8,8 @@ import os
 import signal
 from pathlib import Path
 
+#: Variable that a child and what it starts carry in their environment.
+MARK = "ADVISOR_CAPTURE"
 _PR_SET_CHILD_SUBREAPER = 36
 
 

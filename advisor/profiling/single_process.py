@@ -95,7 +95,7 @@ class _Finished:
 def _patch_spawn(facts: dict[str, str], location: Callable[[], str]) -> None:
     """`torch.multiprocessing.spawn(fn, args, nprocs)` runs `fn(0, *args)` in this process and starts none."""
 
-    def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:  # noqa: PLR0917
+    def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
         del nprocs
         facts.setdefault("already-distributed", f"processes are spawned at {location()}")
         os.environ.update({k: v for k, v in LAUNCHER_ENVIRONMENT.items() if k not in os.environ})
