@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import cost_models
 from advisor.errors import CALIBRATION_HINT, AdvisorError, NoPlanError
 from advisor.options import PlanOptions, ProfileOptions
-from advisor.search import Request, SearchResult, Size, fewest_gpus, price, scaling, search, sizes_around
+from advisor.search import Request, SearchResult, Size, Space, fewest_gpus, price, scaling, search, sizes_around
 from advisor.sections import (
     accuracy_section,
     inputs_section,
@@ -20,6 +20,7 @@ from advisor.sections import (
     profile_section,
     rejected_entries,
     scaling_points,
+    smallest_sizes,
 )
 from cost_models.types import Cluster, Plan, Workload
 
@@ -41,6 +42,7 @@ class Situation:
     options: PlanOptions
     request: Request
     assumptions: tuple[str, ...]
+    warnings: tuple[str, ...] = ()  # what must not be overlooked
 
     @property
     def cluster(self) -> Cluster:
@@ -58,6 +60,9 @@ def situation(step: StepProfile, options: PlanOptions, progress: Callable[[str],
     from advisor.workload import model_summary, shape
 
     cluster, assumptions = _cluster(options)
+    warnings: tuple[str, ...] = ()
+    if options.gpu is None and options.cluster is None and not is_here(None, None):
+        warnings, assumptions = (f"Assumed cluster: {assumptions[0]}.",), assumptions[1:]
     if is_here(options.gpu, options.cluster):
         progress("measuring this machine's device")
         cluster, notes = with_measurements(cluster, progress)
@@ -78,9 +83,11 @@ def situation(step: StepProfile, options: PlanOptions, progress: Callable[[str],
     request = Request(
         workload=workload, cluster=cluster, global_batch=batch, objective=options.objective,
         max_memory_share=options.max_memory_share, calibration=_calibration(options),
-        tp_reason=model["tp_reason"], pp_reason=model["pp_reason"],
+        space=Space(accumulation=max(1, step.meta.accumulation) if step.meta.form == "script" else 1), tp_reason=model["tp_reason"], pp_reason=model["pp_reason"],
     )  # fmt: skip
-    return Situation(step=step, workload=workload, model=model, options=options, request=request, assumptions=assumptions)
+    return Situation(
+        step=step, workload=workload, model=model, options=options, request=request, assumptions=assumptions, warnings=warnings
+    )
 
 
 def _cluster(options: PlanOptions) -> tuple[Cluster, tuple[str, ...]]:
@@ -150,6 +157,7 @@ def report(
     facts = collect_facts(meta=case.step.meta, hotspots=spots, workload=case.workload, cluster=case.cluster, result=result)
     alone = price(case.request, Plan(micro_batch=case.workload.traced_batch, runtime="torch-ddp"))
     files = _PlanFiles(case=case, result=result, seeing=seeing, out=out)
+    sizes = _sizes(case)
     built = Report(
         inputs=inputs_section(case.step, case.options, case.request.global_batch),
         model=case.model,
@@ -160,10 +168,11 @@ def report(
         plans=plan_entries(case.request, result, files.launch_lines()),
         rejected=rejected_entries(result),
         findings=evaluate(load_rules(), facts),
-        scaling=scaling_points(_sizes(case)),
+        scaling=scaling_points(sizes),
+        smallest_num_gpus=smallest_sizes(sizes),
         accuracy=accuracy_section(case.request.calibration),
         assumptions=(*case.assumptions, *result.notes),
-        warnings=tuple(case.step.meta.warnings),
+        warnings=(*case.warnings, *case.step.meta.warnings),
         operators=case.step.operators,
     )
     return built, files.write
@@ -195,6 +204,7 @@ class _PlanFiles:
                 entry=case.step.meta.entry, meta=case.step.meta, model=case.model,
                 num_nodes=max(1, c.plan.world_size // case.cluster.gpus_per_node),
                 gpus_per_node=min(case.cluster.gpus_per_node, c.plan.world_size), precision=case.workload.compute_dtype,
+                folder=str((self.out or Path("advice")) / f"plan-{rank}"),
             )
             for rank, c in able[: case.options.plans]
         }  # fmt: skip

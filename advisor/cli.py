@@ -30,7 +30,7 @@ class _Advise(click.Group):
 @click.group(cls=_Advise, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}, no_args_is_help=True)
 @click.version_option(package_name="parallel-advisor", prog_name="advise")
 def cli() -> None:
-    r"""How to train a PyTorch model in parallel: a ranked plan with reasons, and files that run.
+    """How to train a PyTorch model in parallel: a ranked plan with reasons, and files that run.
 
     \b
       advise train.py                                     plan for this machine's GPUs (or 8 x H100)
@@ -38,7 +38,7 @@ def cli() -> None:
       advise run --help                                   all options
 
     SCRIPT is an unmodified training script, or a file that declares build_model() and make_batch(batch_size).
-    """
+    """  # noqa: D301 - click reads \b as a character
 
 
 def _options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:

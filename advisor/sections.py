@@ -126,6 +126,16 @@ def scaling_points(sizes: Sequence[Size]) -> tuple[ScalingPoint, ...]:
     return tuple(_point(size) for size in sizes)
 
 
+def smallest_sizes(sizes: Sequence[Size]) -> dict[str, int | None]:
+    """Fewest GPUs, of the sizes looked at, on which each strategy fits."""
+    smallest: dict[str, int | None] = {}
+    for size in sorted(sizes, key=lambda s: s.num_gpus):
+        for name in size.families:
+            if size.num_gpus > 1 or name in ("DDP", "DDP + offload", "ZeRO-2 + offload"):
+                smallest.setdefault("single GPU" if size.num_gpus == 1 else name, size.num_gpus)
+    return smallest
+
+
 def _point(size: Size) -> ScalingPoint:
     if size.best is None:
         closest = size.closest

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from advisor.engines.common import arithmetic, unused_parameters
 from advisor.engines.environment import render
 from advisor.engines.launch import torchrun_line
+from advisor.engines.scripts import read_script
 from advisor.engines.types import EngineInput, Support
 
 _ABOUT = {
@@ -37,7 +39,7 @@ def readme(inp: EngineInput, texts: Mapping[str, str], engines: list[Support], r
         "launch": [torchrun_line(inp, f"{inp.folder or '.'}/{name}") for name in trains], "notes": _notes(inp, bool(trains)),
         "changes": _CHANGES.get(inp.form, "") if trains else "",
     }  # fmt: skip
-    return render("shared/README.md.j2", context)
+    return render("common/README.md.j2", context)
 
 
 def _notes(inp: EngineInput, runs: bool) -> list[str]:
@@ -47,7 +49,7 @@ def _notes(inp: EngineInput, runs: bool) -> list[str]:
     unmodified = runs and inp.form == "script"
     batch = f"{meta.batch_size} sample{'s' if meta.batch_size > 1 else ''}"
     unused = unused_parameters(inp.model)
-    norm = meta.buffer_bytes > 0 and inp.model.get("has_batch_norm", False)
+    norm = any(name.startswith("BatchNorm") for name in read_script(Path(inp.script)).names)
     checks = (
         (unmodified and plan.micro_batch != meta.batch_size,
          f"The script's forward takes {batch}, the plan wants {plan.micro_batch}. A DataLoader is given the plan's batch size; where the script "

@@ -41,7 +41,7 @@ def plan_files(inp: EngineInput, folder: Path) -> dict[str, str]:
     trains = [e.TRAIN_FILE for e in _able(inp) if e.TRAIN_FILE in texts]
     trains = list(dict.fromkeys(trains))
     if trains:
-        texts["launch.sh"] = render("shared/launch.sh.j2", _launch_context(inp, trains))
+        texts["launch.sh"] = render("common/launch.sh.j2", _launch_context(inp, trains))
     texts["README.md"] = readme(inp, texts, engines_for(inp.plan, inp.model), _refusals(inp), trains)
     return texts
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from advisor.errors import AdvisorError
 from advisor.measure.cluster import resolve_cluster, usual_cluster
 from advisor.measure.local_gpus import local_gpus
-from advisor.measure.microbench import Measurements, measure_device, measured_cluster
+from advisor.measure.microbench import Measurements, cpu_device, measure_device, measured_cluster
 from cost_models.types import Cluster
 
 
@@ -22,7 +23,7 @@ def with_measurements(cluster: Cluster, progress: Callable[[str], None] | None =
         measurements = measure_device(quick=True, device="cpu" if cluster.device.name == "cpu" else "cuda", progress=progress)
     except AdvisorError as error:
         return cluster, (f"the device could not be measured ({error.message}); catalogue figures are used",)
-    return measured_cluster(cluster, measurements), measurements.warnings
+    return _measured(cluster, measurements), measurements.warnings
 
 
 def cluster_here(*, quick: bool, progress: Callable[[str], None] | None = None) -> tuple[Cluster, Measurements]:
@@ -33,4 +34,13 @@ def cluster_here(*, quick: bool, progress: Callable[[str], None] | None = None) 
     """
     measurements = measure_device(quick=quick, progress=progress)
     cluster = usual_cluster("cpu") if measurements.device_kind == "cpu" else resolve_cluster()[0]
-    return measured_cluster(cluster, measurements), measurements
+    return _measured(cluster, measurements), measurements
+
+
+def _measured(cluster: Cluster, measurements: Measurements) -> Cluster:
+    """The cluster with measured rates; of a CPU also with this machine's memory and cores."""
+    found = measured_cluster(cluster, measurements)
+    if measurements.device_kind != "cpu":
+        return found
+    sources = {**found.sources, "memory_bytes": "measured", "num_multiprocessors": "measured"}
+    return dataclasses.replace(found, device=cpu_device(measurements), sources=sources)

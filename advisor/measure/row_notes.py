@@ -13,6 +13,8 @@ from typing import Any
 Record = Mapping[str, Any]
 #: Sources whose models pad the vocabulary to a multiple of 128 per tensor-parallel rank, tie the head and drop out by default.
 _MEGATRON_TESTS, _BIGSCIENCE = "NVIDIA/Megatron-LM CI", "bigscience-workshop/bigscience"
+#: Trainable part of the parameters where only low-rank adapters are trained.
+_ADAPTER_SHARE = 0.01
 #: Day from which BigScience's tuning runs used the bf16 optimizer that accumulates gradients in an unsharded fp32 buffer.
 _FP32_ACCUMULATION = "run date 02-28"
 _GPT2_VOCAB, _BLOOM_VOCAB = 50257.0, 250000.0
@@ -21,12 +23,12 @@ _GPT2_VOCAB, _BLOOM_VOCAB = 50257.0, 250000.0
 def with_notes(record: Record) -> dict[str, Any]:
     """The record with blank fields filled from its text; stated values stay (but for the attention kernel of Megatron's tests).
 
-    Besides the columns of `runs.csv` it may get `dropout`, `gated_mlp`, `tied_embeddings` (0 or 1), `moe` (as in `arch.csv`),
+    Besides the columns of `runs.csv` it may get `trainable_share`, `dropout`, `gated_mlp`, `tied_embeddings` (0 or 1), `moe` (as in `arch.csv`),
     `layers_from_params` (1 where the number of layers was worked out) and `runtime` (a file of `cost_models/runtimes`).
     """
     out = dict(record)
     notes, name, source = (_text(record, k) for k in ("notes", "model_name", "source_repo_or_doc"))
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"trainable_share": _ADAPTER_SHARE} if re.match(r"q?lora\b", notes, re.IGNORECASE) else {}
     if source.startswith(_MEGATRON_TESTS):
         found |= _megatron_test(notes, name)
         out["flash_attention"] = None  # the column tells flash attention from cuDNN's fused one, which stores no scores either

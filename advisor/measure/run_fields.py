@@ -20,6 +20,8 @@ from cost_models.traits import Runtime, load_runtime, runtime_names
 from cost_models.transformer import transformer_workload
 from cost_models.types import Cluster, Device, Link, Plan, Workload
 
+_TEXTS = ("model_name", "moe")  # columns of a table of shapes that hold no numbers
+
 
 @dataclass(slots=True)
 class RowReader:
@@ -33,7 +35,7 @@ class RowReader:
     def __post_init__(self) -> None:
         for table in (known_shapes(), *([] if self.arch is None else [self.arch])):
             for shape in table.to_dict("records"):
-                stated = {str(k): v for k, v in shape.items() if not (isinstance(v, float) and math.isnan(v))}
+                stated = {str(k): v for k, v in shape.items() if is_number(v) or (k in _TEXTS and isinstance(v, str))}
                 name = plain_name(str(shape["model_name"]))
                 self._shapes[name] = {**self._shapes.get(name, {}), **stated}
 
@@ -161,6 +163,8 @@ def _plan(row: Fields, runtime: Runtime, num_gpus: int, *, can_split: bool) -> P
     if row.number("tp") is None or row.number("pp") is None:
         row.assumed.append("tp, pp")
     dp = int(row.number("dp") or max(1, num_gpus // (tp * pp * cp)))
+    if dp * tp * pp * cp > num_gpus:
+        raise Skip(f"the layout (dp {dp}, tp {tp}, pp {pp}, cp {cp}) needs {dp * tp * pp * cp} GPUs, the row has {num_gpus}")
     micro, num_micro = _batch(row, runtime, dp, pp)
     zero = int(row.number("zero_stage") or 0)
     sharding = row.text("sharding")

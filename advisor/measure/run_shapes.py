@@ -16,6 +16,7 @@ from cost_models.transformer import TransformerShape
 
 _GATED = ("llama", "qwen", "deepseek", "mixtral", "mistral", "gpt-oss", "kimi", "internlm", "kempner", "gemma")
 _UNTIED = ("llama2", "llama3", "qwen", "8.86b", "80b", "70.6b", "deepseek", "nemotron", "mixtral", "mistral", "gpt-oss", "kimi")
+_GPT_VOCAB = 51200.0  # GPT-2's, padded
 #: Last words of a name that say how a model was tuned, not how large it is.
 _TUNED = re.compile(r"(?i)hf|it|chat|base|instruct|pretrain|\d+k|v\d+(\.\d+)?")
 
@@ -57,14 +58,18 @@ def presumed_shape(row: Fields) -> Record:
     """Layers and hidden size of a plain GPT of which only the parameter count is stated; both are named in `assumed`.
 
     Hidden size = 128 x layers, the proportion of GPT-3 and of Megatron-LM's large models, so that P = 12 layers x hidden^2 gives
-    hidden = (128 P / 12)^(1/3), rounded to a multiple of 128. Ignored: embeddings, and that small models are deeper for their width.
+    hidden = (128 P / 12)^(1/3), rounded to a multiple of 128; layers make up the rest of P, as many on each pipeline stage if
+    that is within 10%.
+    Ignored: that small models are deeper for their width.
     """
-    params, words = row.number("params_b"), f"{row.text('model_family')} {row.text('model_name')}".lower()
-    if not params or "gpt" not in words or "moe" in words or row.number("hidden") is not None:
+    params_b, words = row.number("params_b"), f"{row.text('model_family')} {row.text('model_name')}".lower()
+    if not params_b or "gpt" not in words or "moe" in words or row.number("hidden") is not None:
         return {}
     row.assumed += ["n_layers", "hidden"]
-    hidden = max(128.0, 128.0 * round((128 * params * 1e9 / 12) ** (1 / 3) / 128))
-    return {"hidden": hidden, "n_layers": max(1.0, float(round(params * 1e9 / (12 * hidden**2))))}
+    hidden = max(128.0, 128.0 * round((128 * params_b * 1e9 / 12) ** (1 / 3) / 128))
+    layers, stages = (params_b * 1e9 - _GPT_VOCAB * hidden) / (12 * hidden**2), row.number("pp") or 1.0
+    even = stages * round(layers / stages)
+    return {"hidden": hidden, "n_layers": even if 0.9 < even / layers < 1.1 else max(1.0, float(round(layers)))}
 
 
 def transformer_shape(row: Fields, arch: Record, runtime: Runtime) -> TransformerShape:
@@ -102,11 +107,11 @@ def transformer_shape(row: Fields, arch: Record, runtime: Runtime) -> Transforme
     experts = _experts(row.text("moe") or str(arch.get("moe", "") or ""), ffn)
     head_size = row.number("head_dim") or (float(arch["head_dim"]) if is_number(arch.get("head_dim")) else 0.0)
     return TransformerShape(
-        num_layers=int(layers), hidden_size=hidden, num_heads=int(heads), vocab_size=size("vocab", 51200.0), seq_len=seq_len,
+        num_layers=int(layers), hidden_size=hidden, num_heads=int(heads), vocab_size=size("vocab", _GPT_VOCAB), seq_len=seq_len,
         num_kv_heads=int(size("n_kv_heads", heads)), ffn_size=ffn, gated=gated, causal=not encoder, rotary=gated,
         tied=flag("tied_embeddings", not any(w in name for w in _UNTIED)), dropout=flag("dropout", False),
         flash=flag("flash_attention", runtime.flash_attention), compiled=flag("compile", runtime.compiled),
-        head_share=_head_share(row, encoder), trainable_share=0.01 if row.text("notes").startswith("LoRA") else 1.0,
+        head_share=_head_share(row, encoder), trainable_share=row.number("trainable_share") or 1.0,
         **({"head_size": head_size} | experts),
     )  # fmt: skip
 

@@ -73,7 +73,7 @@ def read_runs(source: str | Path | pd.DataFrame, arch_csv: str | Path | None = N
     missing = [c for c in REQUIRED_COLUMNS if c not in frame]
     if missing:
         raise AdvisorError(f"The table of runs has no column {', '.join(missing)}.", hint="See the README for the columns.")
-    reader = RowReader(arch=None if arch_csv is None else _read_csv(arch_csv))
+    reader = RowReader(arch=None if arch_csv is None else _read_arch(arch_csv))
     kept: list[dict[str, Any]] = []
     skipped: dict[int, str] = {}
     inputs = frame.drop(columns=[c for c in MEASURED_COLUMNS if c in frame])
@@ -110,6 +110,15 @@ def measured_step_s(frame: pd.DataFrame) -> FloatArray:
     stated = column("step_time_s")
     out = np.where(np.isfinite(stated), stated, np.where(np.isfinite(from_tokens), from_tokens, from_samples))
     return np.where(np.isfinite(out) & (out > 0), out, np.nan)
+
+
+def _read_arch(path: str | Path) -> pd.DataFrame:
+    """Shapes by model name; sizes that are no numbers count as blank."""
+    frame = _read_csv(path)
+    if "model_name" not in frame:
+        raise AdvisorError(f"The table of shapes {path} has no column model_name.", hint="See the README for the columns.")
+    texts = ("model_name", "moe")
+    return frame.assign(**{name: pd.to_numeric(frame[name], errors="coerce") for name in frame.columns if name not in texts})
 
 
 def _read_csv(path: str | Path) -> pd.DataFrame:

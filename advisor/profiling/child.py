@@ -179,7 +179,7 @@ def explain(request: Request, error: BaseException | None, watcher: Any) -> Fail
         return Failure(kind="input", message=f"{_where(request, error)} asks for input, and there is nobody to answer.",
                        hint="Give the answers as arguments or defaults.")  # fmt: skip
     if type(error).__name__ == "ContractError":
-        return Failure(kind="contract", message=f"{name}: {one_line(str(error))}", hint=error.hint)  # type: ignore[union-attr]
+        return Failure(kind="contract", message=f"{name}: {one_line(str(error))}.", hint=error.hint)  # type: ignore[union-attr]
     if error is not None:
         text = one_line(str(error))
         message = f"{_where(request, error)} raised {type(error).__name__}" + (f": {text}" if text else ".")
@@ -195,7 +195,7 @@ def explain(request: Request, error: BaseException | None, watcher: Any) -> Fail
 
 def one_line(text: str) -> str:
     """What a script said, as part of a sentence: without escape codes, control characters and line ends, and not endless."""
-    plain = re.sub(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\\\)?|.)", "", text[:4000])
+    plain = re.sub(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)", "", text[:4000])
     plain = "".join(c if c.isprintable() else " " for c in plain.encode("utf8", "replace").decode())
     short = " ".join(plain.split())
     return short if len(short) <= _MESSAGE_CHARACTERS else short[: _MESSAGE_CHARACTERS - 3] + "..."

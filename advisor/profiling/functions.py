@@ -64,7 +64,9 @@ def call(namespace: Mapping[str, Any], name: str, arguments: tuple[Any, ...]) ->
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
         shown = {"loss_fn": "loss_fn(model, batch)", "build_optimizer": "build_optimizer(model)", "make_batch": "make_batch(batch_size)"}
-        raise ContractError(f"{shown.get(name, f'{name}()')} can't be called with {len(arguments)} arguments: {error}") from None
+        raise ContractError(
+            f"{shown.get(name, f'{name}()')} can't be called with {len(arguments)} argument{'s' * (len(arguments) != 1)}: {error}"
+        ) from None
     except ValueError:
         pass  # no signature to look at
     return function(*arguments)

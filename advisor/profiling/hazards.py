@@ -7,6 +7,7 @@ import torch
 from advisor.profiling.headline import Step, batch_and_sequence
 from advisor.profiling.recorder import Recorder
 from advisor.profiling.source import Source
+from advisor.profiling.storages import StorageMap
 
 _EAGER_BYTES = 8 << 30
 _NAMES_SHOWN = 8
@@ -99,8 +100,10 @@ def _of_step(step: Step, recorder: Recorder, found: dict[str, str]) -> None:
             [f"{op.removeprefix('aten.')} at {where}" for op, where in dynamic.items()]
         )
     if second is not None:
-        outputs = {t.untyped_storage()._cdata for t in call.outputs if t.layout == torch.strided}
-        carried = [t for t in second if t.layout == torch.strided and t.untyped_storage()._cdata in outputs]
+        outputs: StorageMap[bool] = StorageMap()
+        for t in call.outputs:
+            outputs.put(t, True)
+        carried = [t for t in second if outputs.get(t)]
         if carried:
             found["recurrent-state-carried"] = (
                 f"{len(carried)} outputs of a step are inputs of the next: {[list(t.shape) for t in carried]}"

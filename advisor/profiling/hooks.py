@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -179,7 +181,52 @@ def observe_saved(recorder: Recorder) -> Any:
         return tensor
 
     keep._is_ours = True  # type: ignore[attr-defined]
+    _step_aside_for_transforms(recorder, keep)
     return hooks(keep, lambda tensor: tensor)
+
+
+def _step_aside_for_transforms(recorder: Recorder, keep: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """`torch.func.grad` and its like refuse hooks on saved tensors: ours are off inside, and the recorder estimates what is kept."""
+    graph: Any = torch.autograd.graph
+    autograd: Any = torch._C._autograd
+    plain: Callable[..., Any] = graph.disable_saved_tensors_hooks
+
+    @contextlib.contextmanager
+    def disable_saved_tensors_hooks(message: str) -> Iterator[None]:
+        top = autograd._top_saved_tensors_default_hooks(False)
+        if top is None or top[0] is not keep:
+            with plain(message):
+                yield
+            return
+        autograd._pop_saved_tensors_default_hooks()
+        outer, recorder.estimates_saved, recorder.watcher.without_saved = recorder.estimates_saved, True, True
+        try:
+            with plain(message):
+                yield
+        finally:
+            recorder.estimates_saved = outer
+            autograd._push_saved_tensors_default_hooks(*top)
+
+    graph.disable_saved_tensors_hooks = disable_saved_tensors_hooks
+    transforms: Any = importlib.import_module("torch._functorch.eager_transforms")
+    plain_grad: Callable[..., Any] = transforms._autograd_grad
+
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        watcher = recorder.watcher
+        with watcher.backward():
+            grads = plain_grad(*args, **kwargs)
+        watcher.with_grad.update(key for key, p in watcher.parameters.items() if p.requires_grad)
+        return grads
+
+    transforms._autograd_grad = grad
+    stateless: Any = importlib.import_module("torch.nn.utils.stateless")
+    plain_call: Callable[..., Any] = stateless._functional_call
+
+    def functional_call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        recorder.watcher.note_parameters(module)  # its own: for the call they make way for those that were given
+        return plain_call(module, *args, **kwargs)
+
+    stateless._functional_call = functional_call
 
 
 def fold_calls(recorder: Recorder, *, drops_dropout: bool) -> None:

@@ -20,7 +20,7 @@ MAX_COPIED_BYTES = 256 << 20
 # Kept before anything is patched.
 _open, _os_open, _stat, _lstat, _listdir, _scandir = builtins.open, os.open, os.stat, os.lstat, os.listdir, os.scandir
 _mkdir, _makedirs, _rename, _unlink, _rmdir, _truncate = os.mkdir, os.makedirs, os.rename, os.unlink, os.rmdir, os.truncate
-_chdir, _access, _rmtree = os.chdir, os.access, shutil.rmtree
+_chdir, _access, _readlink, _rmtree = os.chdir, os.access, os.readlink, shutil.rmtree
 
 
 class Entry:
@@ -90,7 +90,7 @@ class Overlay:
             return None
         name = os.fsdecode(os.fspath(file))
         if dir_fd is not None:
-            name = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), name)  # noqa: PTH115, PTH118
+            name = os.path.join(_readlink(f"/proc/self/fd/{dir_fd}"), name)  # noqa: PTH118
         path = os.path.abspath(name)  # noqa: PTH100
         return None if f"{path}/".startswith(("/dev/", "/proc/", "/sys/", self.private)) else path
 
@@ -156,7 +156,9 @@ class Overlay:
             return _os_open(found, flags, mode, dir_fd=dir_fd if found is file else None)
         if flags & os.O_CREAT and flags & os.O_EXCL and self._is_there(path):
             raise FileExistsError(errno.EEXIST, "File exists", path)
-        return _os_open(self.writing(path, keeps=not flags & os.O_TRUNC), flags, mode)
+        if not flags & os.O_CREAT and not self._is_there(path):
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+        return _os_open(self.writing(path, keeps=not flags & os.O_TRUNC), flags | os.O_CREAT, mode)
 
     def stat(self, file: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
         """`os.stat`."""
@@ -191,6 +193,10 @@ class Overlay:
     def chdir(self, folder: Any) -> None:
         """`os.chdir`; into a folder that the script made, if it made it."""
         path = self.place(folder)
+        if path is None and not isinstance(folder, int):
+            inside = os.path.abspath(os.fspath(folder))  # noqa: PTH100
+            if inside.startswith(self.root) and _exists(inside[len(self.root) :]):  # out of a folder that the script made
+                folder = inside[len(self.root) :]
         _chdir(folder if path is None or _exists(path) else self.shadow(path))
 
     def mkdir(self, folder: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
@@ -268,11 +274,21 @@ class Overlay:
         path = self.place(file)
         _truncate(file if path is None else self.writing(path, keeps=True), length)
 
+    def reads(self, plain: Any) -> Any:
+        """A function that reads something about its first argument."""
+
+        def read(file: Any, *args: Any, **kwargs: Any) -> Any:
+            return plain(self.reading(file, kwargs.get("dir_fd")), *args, **kwargs)
+
+        return read
+
     def only_ours(self, plain: Any) -> Any:
-        """A function that changes what its first argument names, doing nothing to files of the user's."""
+        """A function that changes the mode, owner or times of its first argument, doing nothing to files of the user's."""
 
         def guarded(file: Any, *args: Any, **kwargs: Any) -> Any:
-            return plain(file, *args, **kwargs) if self.place(file, kwargs.get("dir_fd")) is None else None
+            named = f"/proc/self/fd/{file}" if isinstance(file, int) else file
+            named = _readlink(named) if isinstance(file, int) and _exists(named) else file
+            return plain(file, *args, **kwargs) if self.place(named, kwargs.get("dir_fd")) is None else None
 
         return guarded
 

@@ -66,6 +66,7 @@ class Recorder(_Mode):  # type: ignore[misc]
         self.dynamic_shapes: dict[str, str] = {}
         self.guesses = False  # shapes that depend on unknown values are made up, half of every mask being true
         self._operators: dict[Any, _Operator] = {}
+        self.estimates_saved = False  # what is kept for backward can't be seen: every floating-point output counts
         self._fold_depth = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -178,6 +179,8 @@ class Recorder(_Mode):  # type: ignore[misc]
             row.written_bytes = sum(map(num_bytes, written))
         row.dtype = _dtype_of(outs, ins)
         row.flops = flops.count(func._overloadpacket, operator.name, args, kwargs, out)
+        if self.estimates_saved and phase == "forward":
+            row.saved_bytes = sum(num_bytes(t) for t in outs if t.dtype.is_floating_point)
         self._place(row)
         if operator.is_attention:
             row.causal = int(_is_causal(func, args, kwargs))

@@ -47,9 +47,12 @@ def protect_files(private: Path) -> Overlay:
     plain_os.link = plain_os.symlink = overlay.link
     for name in ("stat", "lstat", "access", "listdir", "scandir", "chdir", "mkdir", "rmdir", "truncate"):
         setattr(os, name, getattr(overlay, name))
-    for name in ("chmod", "lchmod", "chown", "lchown", "utime", "setxattr", "removexattr", "mkfifo", "mknod"):
+    for name in ("chmod", "fchmod", "lchmod", "chown", "fchown", "lchown", "utime", "setxattr", "removexattr", "mkfifo", "mknod"):
         if hasattr(os, name):
             setattr(os, name, overlay.only_ours(getattr(os, name)))
+    for name in ("listxattr", "getxattr", "readlink", "statvfs"):
+        if hasattr(os, name):
+            setattr(os, name, overlay.reads(getattr(os, name)))
     tree: Any = shutil
     tree.rmtree = overlay.rmtree
     with contextlib.suppress(ImportError):
@@ -83,10 +86,10 @@ def note_processes(started: list[str]) -> None:
     ours = str(Path(__file__).parent)
     after_fork: list[bool] = []
 
-    def hook(event: str, _arguments: Any) -> None:
+    def hook(event: str, _arguments: Any, skips: int = 0) -> None:
         if event not in _STARTS or after_fork:
             return
-        frame: Any = sys._getframe(1)
+        frame: Any = sys._getframe(1 + skips)
         while frame is not None:
             name = frame.f_code.co_filename
             if "site-packages" in name or "dist-packages" in name or name.startswith(ours):
@@ -103,7 +106,7 @@ def note_processes(started: list[str]) -> None:
     plain_start: Callable[..., None] = process.start
 
     def start(self: Any) -> None:
-        hook("os.spawn", ())
+        hook("os.spawn", (), skips=1)
         plain_start(self)
 
     process.start = start
@@ -132,6 +135,7 @@ def _without_errors(plain: Callable[..., None]) -> Callable[..., None]:
 def keep_saved(overlay: Overlay) -> None:
     """`torch.save` and its like write a short mark, by which loading gives the same object back."""
     import torch
+    from torch.utils._pytree import tree_map
 
     kept: dict[bytes, Any] = {}
     any_torch: Any = torch
@@ -153,7 +157,7 @@ def keep_saved(overlay: Overlay) -> None:
         def load(f: Any, *args: Any, **kwargs: Any) -> Any:
             mark = _mark_of(overlay, f)
             if mark:
-                return kept[mark]
+                return tree_map(lambda leaf: leaf, kept[mark])  # containers of its own
             return plain(f if hasattr(f, "read") else overlay.reading(f), *args, **kwargs)
 
         return load

@@ -67,8 +67,11 @@ def read_source(script: str, entry: str | None = None) -> Source:
 
 def _text(path: Path) -> str:
     """Text of a Python file in the encoding that it declares: a byte order mark, a PEP 263 comment, else UTF-8."""
-    with tokenize.open(path) as file:
-        return file.read()
+    try:
+        with tokenize.open(path) as file:
+            return file.read()
+    except SyntaxError as error:  # of the encoding: there is no text to have a syntax yet
+        raise ValueError(error.msg) from None
 
 
 def _split(script: str) -> tuple[Path, str | None]:

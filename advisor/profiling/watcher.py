@@ -149,10 +149,15 @@ class Watcher:
         self.roots[id(module)] = RootCall(
             module, tensors, [list(t.shape) for t in tensors], signature(tensors), has_grad=torch.is_grad_enabled()
         )
+        self.note_parameters(module)
+
+    def note_parameters(self, module: torch.nn.Module) -> None:
+        """These parameters may be trained."""
         for p in module.parameters():
-            self.parameters[id(p)] = p
-            if self.recorder is not None:
-                self.recorder.weights.put(p, p)
+            if isinstance(p, torch.nn.Parameter) or not torch._C._functorch.is_functorch_wrapped_tensor(p):
+                self.parameters[id(p)] = p
+                if self.recorder is not None and self.recorder.weights.get(p) is None:
+                    self.recorder.weights.put(p, p)
 
     def _note_call(self, module: torch.nn.Module, tensors: list[torch.Tensor]) -> None:
         first = tensors[0] if tensors else None

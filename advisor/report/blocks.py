@@ -72,7 +72,9 @@ def _cluster_line(report: Report) -> Line:
     device = cluster_figure(report, "device")
     if not device:
         return ()
-    size: Line = (f"{nodes} node{'s' if nodes != 1 else ''} of {per_node} × ",) if nodes and per_node else ()
+    size: Line = (
+        (f"{nodes} node{'s' if nodes != 1 else ''} of {per_node}", *_how(report, "gpus_per_node"), " × ") if nodes and per_node else ()
+    )
     links = [_link(report, "intra", "in the node")] if per_node != 1 else []
     links += [_link(report, "inter", "between nodes")] if nodes and nodes > 1 else []
     return ("cluster: ", *joined([(*size, str(device), *_how(report, "device")), *links]))

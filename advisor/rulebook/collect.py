@@ -52,7 +52,8 @@ def _of_script(meta: ProfileMeta, cluster: Cluster) -> Iterator[tuple[str, Value
     yield "uses_checkpointing", meta.uses_checkpointing
     yield "buffer_bytes", float(meta.buffer_bytes)
     yield "other_model_params", float(sum(meta.other_models.values()))
-    if meta.step_time_s and meta.idle_s is not None:
+    on_cpu = meta.device.casefold().startswith("cpu")
+    if meta.step_time_s and meta.idle_s is not None and on_cpu == (cluster.device.name == "cpu"):
         yield "idle_share", meta.idle_s / meta.step_time_s
     if meta.peak_memory_bytes:
         yield "measured_memory_share", meta.peak_memory_bytes / cluster.device.memory_bytes

@@ -131,8 +131,8 @@ def _order(plans: PlanTable, prices: Estimates, fits: BoolArray, objective: str)
     steps = complexity(plans)[index]
     if objective == "memory":
         # classes of a hundredth, so that a plan ten times slower never leads for a few bytes
-        ranked: IntArray = index[np.lexsort((steps, time_s, np.floor(np.log(peak / peak.min()) / MEMORY_TIE_SHARE)))]
-        return ranked
+        by_memory: IntArray = index[np.lexsort((steps, time_s, np.floor(np.log(peak / peak.min()) / MEMORY_TIE_SHARE)))]
+        return by_memory
     order = np.lexsort((peak, steps, time_s))
     near = order[time_s[order] <= time_s[order[0]] * (1 + TIE_SHARE)]
     lead = near[np.lexsort((time_s[near], steps[near]))][0]
@@ -140,8 +140,8 @@ def _order(plans: PlanTable, prices: Estimates, fits: BoolArray, objective: str)
     close = order[as_it_is[order] & (time_s[order] <= time_s[order[0]] * (1 + AS_IT_IS_SHARE))]
     if not as_it_is[lead] and len(close):
         lead = close[0]
-    ranked = index[np.concatenate([[lead], order[order != lead]])]
-    return ranked
+    by_time: IntArray = index[np.concatenate([[lead], order[order != lead]])]
+    return by_time
 
 
 def _distinct(plans: PlanTable, order: IntArray, limit: int, *, objective: str) -> list[int]:
@@ -214,6 +214,8 @@ def _why_illegal(name: str, request: Request) -> str:
     tensor, stages = "tensor" in name, "pipeline" in name
     if tensor and stages and not (workload.can_tensor_parallel and workload.can_pipeline):
         return ""  # said by the two families it is made of
+    if tensor and stages and world < 4:
+        return ""  # two of each make four
     if tensor and not workload.can_tensor_parallel:
         return "not possible: " + (request.tp_reason or "no column- and row-parallel pairs of linear layers in the repeated blocks")
     if stages and not workload.can_pipeline:

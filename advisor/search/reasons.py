@@ -33,18 +33,20 @@ def reasons_against(candidate: Candidate, best: Candidate, *, objective: str, av
     if candidate.plan == best.plan:
         return _for_the_best(best, objective, available_bytes)
     slower = candidate.estimate["step_time_s"] / best.estimate["step_time_s"] - 1
-    more_bytes = candidate.estimate["high_memory_bytes"] - best.estimate["high_memory_bytes"]
+    more_bytes = candidate.estimate["peak_memory_bytes"] - best.estimate["peak_memory_bytes"]
     worse = {name: candidate.breakdown_s[name] - best.breakdown_s[name] for name in best.breakdown_s}
     term = max(worse, key=lambda name: worse[name])
     out = []
     if objective == "memory":
-        out.append(f"{more_bytes / 2**30:+.3g} GiB a GPU; step {slower:+.0%}")
-    elif slower < 0:
+        gib = more_bytes / 2**30
+        out.append((f"{gib:+.3g} GiB a GPU" if abs(gib) >= 0.01 else "as little memory") + f"; step {slower:+.0%}".replace("-0%", "+0%"))
+    elif slower < -0.0005:
         out.append(f"{slower:+.1%}, less than prices are sure of, and asks more of you")
     elif slower < 0.005:
-        out.append("as fast; " + ("more memory" if more_bytes > 0 else "asks more of you"))
+        out.append("as fast; " + ("more memory" if more_bytes > 0.01 * best.estimate["peak_memory_bytes"] else "asks more of you"))
     if worse[term] > 0 and slower >= 0.005:
-        out.append(f"{slower:+.0%}: {TIME_WORDS.get(term, term)}, {seconds(worse[term])} more")
+        saved = ", part of it saved elsewhere" if worse[term] > 1.3 * slower * best.estimate["step_time_s"] else ""
+        out.append(f"{slower:+.0%}: {TIME_WORDS.get(term, term)}, {seconds(worse[term])} more{saved}")
     bubble = candidate.breakdown_s.get("pipeline_bubble", 0.0) / candidate.estimate["step_time_s"]
     if candidate.plan.pp_degree > 1 and bubble > 0.02:
         out.append(f"bubble {bubble:.0%} at {candidate.plan.num_microbatches} micro-batches over {candidate.plan.pp_degree} stages")
@@ -74,6 +76,6 @@ def _for_the_best(best: Candidate, objective: str, available_bytes: float) -> tu
     return (
         *([first] if first else []),
         f"compute {useful:.0%} and exposed communication {exposed / step:.0%} of the step",
-        f"{free / 2**30:.3g} GiB a GPU to spare",
+        f"{free / 2**30:.3g} GiB a GPU left even in the cautious estimate",
         *_host_memory(best),
     )

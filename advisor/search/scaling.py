@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from advisor.search.rank import Request, search
+from advisor.search.rank import Request, family, search
 from advisor.search.space import divisors
 from advisor.search.types import Candidate, Rejected
 from cost_models.types import Cluster
@@ -19,6 +19,7 @@ class Size:
     num_gpus: int
     best: Candidate | None
     closest: Rejected | None
+    families: tuple[str, ...] = ()  # strategies with a plan that fits
 
 
 def resized(cluster: Cluster, num_gpus: int) -> Cluster:
@@ -48,10 +49,13 @@ def sizes_around(cluster: Cluster, *, most: int) -> list[int]:
 def at_size(request: Request, num_gpus: int) -> Size:
     """Search one size at the request's global batch."""
     part = dataclasses.replace(request, cluster=resized(request.cluster, num_gpus))
-    result = search(part, num_candidates=1)
+    result = search(part)
     closest = [r for r in result.rejected if r.needed_bytes is not None]
     best = result.candidates[0] if result.candidates else None
-    return Size(num_gpus=num_gpus, best=best, closest=min(closest, key=lambda r: r.needed_bytes or 0.0) if closest else None)
+    return Size(
+        num_gpus=num_gpus, best=best, closest=min(closest, key=lambda r: r.needed_bytes or 0.0) if closest else None,
+        families=tuple(dict.fromkeys(family(c.plan) + (" + offload" if c.plan.offload else "") for c in result.candidates)),
+    )  # fmt: skip
 
 
 def scaling(request: Request, sizes: Iterable[int]) -> tuple[Size, ...]:

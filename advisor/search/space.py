@@ -29,6 +29,7 @@ class Space:
     recomputes: tuple[str, ...] = RECOMPUTES
     offload: bool = True
     gpipe: bool = True
+    accumulation: int = 1  # passes that the script itself accumulates over: plans that run it as it is keep a multiple of them
 
 
 def divisors(n: int) -> list[int]:
@@ -137,6 +138,7 @@ def _batch_splits(workload: Workload, space: Space, *, pp: int, per_rank: int) -
     """(micro_batch, num_microbatches, virtual_stages, schedule) at a fixed batch per data rank."""
     splits = [(b, per_rank // b) for b in divisors(per_rank)]
     if pp == 1:
+        splits = [(b, m) for b, m in splits if m % space.accumulation == 0] or splits
         return np.array([(b, m, 1, _NONE) for b, m in splits], np.int64)
     rows = []
     layers = num_cut_layers(workload)

@@ -239,6 +239,11 @@ def test_unused_parameters_are_named() -> None:
     assert "blocks.0.old.weight" in text
 
 
+def test_batch_normalization_is_pointed_out() -> None:
+    assert "SyncBatchNorm" in plan_files(resnet(DDP), Path("advice/plan-1"))["README.md"]
+    assert "SyncBatchNorm" not in plan_files(gpt2(DDP), Path("advice/plan-1"))["README.md"]
+
+
 def test_small_models_get_small_buckets() -> None:
     text = plan_files(gpt2(DDP, meta={}), Path("advice/plan-1"))["parallelize.py"]
     assert "bucket_cap_mb=25" in text

@@ -15,6 +15,7 @@ SCRIPTS = {
     "only_runs": NET + "print(net(torch.zeros(2, 4, device='cuda')).sum())\n",
     "never_updates": NET + "net(torch.zeros(2, 4).cuda()).sum().backward()\n",
     "no_model": "x = 1\n",
+    "multiline": "raise SystemExit('no data\\nsecond \\x1b[31mline')\n",
     "hangs": "import subprocess, sys, time\nsubprocess.Popen(['sleep', '1234.5'])\ntime.sleep(600)\n",
 }
 WORDS = {
@@ -27,6 +28,7 @@ WORDS = {
     "only_runs": "never took a training step: it called a model but never backward()",
     "never_updates": "ran a backward pass but never updated",
     "no_model": "ended without calling a model",
+    "multiline": "ended by itself (no data second line) before",
     "hangs": "no complete training step within the time limit",
 }
 

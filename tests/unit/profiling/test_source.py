@@ -96,3 +96,26 @@ def test_nonsense_options_are_refused_before_anything_runs(write):
         capture(path, capture="quick")
     with pytest.raises(ValueError, match="timeout_s"):
         capture(path, timeout_s=0)
+
+
+@pytest.mark.parametrize(
+    "raw", ["\ufeffimport torch\n".encode(), "# -*- coding: latin-1 -*-\nname = 'é'\n".encode("latin-1"), b"print(1)\n"]
+)
+def test_every_encoding_that_python_reads_is_read_and_a_call_is_not_nothing(tmp_path, raw):
+    (tmp_path / "train.py").write_bytes(raw)
+    assert read_source(str(tmp_path / "train.py")).form == "script"
+
+
+def test_notebooks_dangling_links_and_coroutines_get_their_own_sentence(write, tmp_path):
+    (tmp_path / "link.py").symlink_to("gone.py")
+    cases = {
+        write("{}", "train.ipynb"): ("is a notebook", "nbconvert"),
+        str(tmp_path / "link.py"): ("is a link to gone.py", "link"),
+        write(FUNCTIONS.replace("def build_model", "async def build_model"), "coroutine.py"): ("is `async def`", "plain `def`"),
+        write(FUNCTIONS, "functions.py") + ":make_batch": ("does not build a model", "build_model"),
+    }
+    for path, (words, hint) in cases.items():
+        with pytest.raises(ScriptError) as error:
+            read_source(path)
+        assert words in error.value.message
+        assert hint in error.value.hint

@@ -6,6 +6,45 @@ from advisor.profiling import StepProfile
 
 NET = "# with Net\n"  # see conftest.py
 SCRIPTS = {
+    "spawned": NET + """
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def main(rank, world_size, width):
+    dist.init_process_group("nccl", rank=rank, world_size=world_size)
+    torch.cuda.set_device(rank)
+    model = nn.parallel.DistributedDataParallel(Net(width).to(rank), device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        for size in (8, 16, 5):
+            model(torch.randn(size, width, device=rank)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+if __name__ == "__main__":
+    mp.spawn(main, args=(torch.cuda.device_count(), 16), nprocs=torch.cuda.device_count())
+""",
+    "closure": NET + """
+model = Net().cuda()
+optimizer = torch.optim.LBFGS(model.parameters())
+x, y = torch.randn(8, 32).cuda(), torch.randint(10, (8,)).cuda()
+for _ in range(3):
+    def closure():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+""",
+    "transforms": NET + """
+model = Net()
+weights = {name: p.detach() for name, p in model.named_parameters()}
+def loss(weights, x, y):
+    return F.cross_entropy(torch.func.functional_call(model, weights, (x,)), y)
+for _ in range(3):
+    grads = torch.func.grad(loss)(weights, torch.randn(8, 32), torch.randint(10, (8,)))
+    weights = {name: w - 0.1 * grads[name] for name, w in weights.items()}
+""",
     "transformer": """
 import torch
 from torch import nn
@@ -386,3 +425,28 @@ def test_a_mask_of_unknown_values_is_run_on_real_tensors_and_said(profiles):
     first = rows(profile, module="layers.0", phase="forward", op_class="matmul")
     assert 64 < first["output_shapes"].iloc[0][0][0] < 192
     assert profile.meta.num_params == 2 * (128 * 128 + 128) + 1290
+
+
+def test_spawned_processes_become_one_and_uneven_micro_batches_are_said(profiles):
+    meta = profiles["spawned"].meta
+    assert (meta.model_class, meta.accumulation, meta.input_shapes) == ("Net", 3, [[8, 16]])
+    assert "already-distributed" in hazards(profiles["spawned"])
+    assert "differ in size" in meta.warnings[0]
+    assert "[[16, 16]]" in meta.warnings[0]
+
+
+def test_evaluations_of_a_closure_are_no_micro_batches(profiles):
+    meta = profiles["closure"].meta
+    assert (meta.optimizer, meta.accumulation) == ("lbfgs", 1)
+    assert "closure several times" in meta.warnings[0]
+
+
+def test_function_transforms_are_traced_with_an_estimate_of_what_is_kept(profiles):
+    profile = profiles["transforms"]
+    assert (profile.meta.optimizer, profile.meta.num_params) == ("hand-written", 2442)
+    assert profile.parameters["got_grad"].all()
+    assert profile.meta.saved_bytes >= 2 * 8 * 32 * 4 + 8 * 10 * 4
+    assert "torch.func" in profile.meta.warnings[0]
+    forward = rows(profile, phase="forward", op_class="matmul")["flops"].sum()
+    assert forward == 2 * 8 * (2 * 32 * 32 + 32 * 10)
+    assert rows(profile, phase="backward", op_class="matmul")["flops"].sum() >= forward

@@ -233,6 +233,7 @@ def main() -> None:
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
     if gpus != "":  # this process sees one GPU only, so that the script's "cuda" and "cuda:0" both mean it
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus.split(",")[LOCAL_RANK] if gpus else str(LOCAL_RANK)
+        os.environ["LOCAL_RANK"] = "0"  # where libraries look for its number
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     if dist.get_world_size() != WORLD_SIZE:
         raise SystemExit(f"this plan is for {WORLD_SIZE} processes, not {dist.get_world_size()}")

@@ -270,6 +270,7 @@ def main() -> None:
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
     if gpus != "":  # this process sees one GPU only, so that the script's "cuda" and "cuda:0" both mean it
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus.split(",")[LOCAL_RANK] if gpus else str(LOCAL_RANK)
+        os.environ["LOCAL_RANK"] = "0"  # where libraries look for its number
     if not torch.cuda.is_available():  # gloo alone will do: nothing has to be compiled
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo")

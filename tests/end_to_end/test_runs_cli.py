@@ -1,0 +1,183 @@
+"""Tables of measured runs on the command line: predict, evaluate, calibrate on good tables and on junk."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from advisor import cli
+
+COLUMNS = [
+    "predicted_step_time_s", "predicted_low_s", "predicted_high_s", "predicted_peak_mem_gib", "predicted_fits", "predicted_mfu",
+    "predicted_breakdown", "assumed", "skipped_reason",
+]  # fmt: skip
+HEADER = "model_name,gpu,n_gpus,seq_len,dp,tp,pp,zero_stage,micro_batch,global_batch,precision,step_time_s,peak_mem_gib,sweep_id"
+GOOD = [f"llama3-8B,A100,8,4096,8,1,1,3,{b},{8 * b},bf16,{1.5 * b + 0.4},{18 + 8 * b},sweep" for b in (1, 2, 3, 4, 6)]
+
+
+@pytest.fixture
+def advise(monkeypatch, capsys):
+    """Run `advise` in this process; gives exit code, stdout, stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["advise", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as done:
+            code = int(done.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def runs(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join([HEADER, *GOOD]) + "\n")
+    return path
+
+
+def test_predictions_are_added_to_every_row_in_order(advise, runs, tmp_path):
+    code, text, _ = advise("predict", runs, "-o", tmp_path / "pred.csv")
+    got = pd.read_csv(tmp_path / "pred.csv")
+    assert code == 0
+    assert text.startswith("5 of 5 rows predicted")
+    assert list(got.columns) == HEADER.split(",") + COLUMNS
+    assert got["micro_batch"].tolist() == [1, 2, 3, 4, 6]
+    assert (np.diff(got["predicted_step_time_s"]) > 0).all()
+    assert (got["predicted_low_s"] < got["predicted_step_time_s"]).all()
+    assert (got["predicted_step_time_s"] < got["predicted_high_s"]).all()
+    assert got["skipped_reason"].isna().all()
+    for row in got.itertuples():
+        assert sum(json.loads(row.predicted_breakdown).values()) == pytest.approx(row.predicted_step_time_s, rel=1e-4)
+
+
+def test_measured_columns_do_not_matter_to_predict(advise, runs, tmp_path):
+    blind = tmp_path / "blind.csv"
+    pd.read_csv(runs).drop(columns=["step_time_s", "peak_mem_gib"]).to_csv(blind, index=False)
+    advise("predict", runs, "-o", tmp_path / "one.csv")
+    advise("predict", blind, "-o", tmp_path / "two.csv")
+    one, two = (pd.read_csv(tmp_path / name)[COLUMNS] for name in ("one.csv", "two.csv"))
+    pd.testing.assert_frame_equal(one, two)
+
+
+def test_one_row_is_enough_for_all_three_commands(advise, tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text(f"{HEADER}\n{GOOD[0]}\n")
+    assert advise("predict", path, "-o", tmp_path / "pred.csv")[0] == 0
+    code, text, _ = advise("evaluate", path, "--json")
+    assert code == 0
+    assert json.loads(text)["overall"]["num_measured"] == 1
+    assert advise("calibrate", path, "-o", tmp_path / "own.toml")[0] == 0
+
+
+def test_an_evaluation_says_how_far_off_and_ranks_the_sweep(advise, runs):
+    code, text, _ = advise("evaluate", runs)
+    assert code == 0
+    for word in ("median_error_share", "mean_regret_share", "by_source", "by_gpu", "by_layout", "peak memory"):
+        assert word in text
+    got = json.loads(advise("evaluate", runs, "--json")[1])
+    assert {"overall", "by_source", "by_gpu", "by_layout", "sweeps", "memory"} == got.keys()
+    assert got["overall"]["median_spearman"] == pytest.approx(1.0)
+
+
+def test_a_calibration_serves_the_other_commands(advise, runs, tmp_path):
+    own = tmp_path / "own.toml"
+    code, text, _ = advise("calibrate", runs, "-o", own)
+    assert code == 0
+    assert "before" in text
+    assert "left out" in text
+    before, after = (
+        json.loads(advise("evaluate", runs, "--json", *extra)[1])["overall"]["median_error_share"] for extra in ((), ("--calibration", own))
+    )
+    assert after < before
+
+
+def test_a_shape_table_names_what_is_not_built_in(advise, tmp_path):
+    runs, arch = tmp_path / "runs.csv", tmp_path / "arch.csv"
+    runs.write_text(f"{HEADER}\n{GOOD[0].replace('llama3-8B', 'house-model')}\n")
+    arch.write_text("model_name,n_layers,hidden,n_heads,vocab\nhouse-model,8,1024,16,32000\n")
+    _, text, _ = advise("predict", runs, "-o", tmp_path / "pred.csv")
+    assert "0 of 1 rows predicted" in text
+    assert "house-model" in text
+    assert advise("predict", runs, "--arch", arch, "-o", tmp_path / "pred.csv")[1].startswith("1 of 1 rows predicted")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "runs.csv"),
+        (b"", "runs.csv"),
+        (b"\n\n", "runs.csv"),
+        (b"alpha,beta\n1,2\n", "model_name"),
+        (b"\x80\x81\xfe\x00", "runs.csv"),
+    ],
+)
+@pytest.mark.parametrize("command", ["predict", "evaluate", "calibrate"])
+def test_what_is_no_table_of_runs_is_one_sentence(advise, tmp_path, command, content, says):
+    path, out = tmp_path / "runs.csv", tmp_path / "out"
+    if content is not None:
+        path.write_bytes(content)
+    code, text, err = advise(command, path, *(() if command == "evaluate" else ("-o", out)))
+    assert code == 2
+    assert says in err
+    assert "Traceback" not in text + err
+    assert not out.exists()
+
+
+JUNK = [
+    "llama3-8B,A100,eight,4096,8,1,1,3,1,8,bf16,2.0,40,",
+    "llama3-8B,A100,8,many,8,1,1,3,1,8,bf16,fast,lots,",
+    "llama3-8B,A100,8,0,8,1,1,3,1,8,bf16,2.0,40,",
+    "llama3-8B,A100,-8,4096,8,1,1,3,1,8,bf16,2.0,40,",
+    "llama3-8B,A100,8,4096,0,0,0,9,1,8,bf16,2.0,40,",
+    "llama3-8B,A100,8,4096,8,1,1,3,nan,inf,bf16,-1,-5,",
+    "llama3-8B,A100,8,4096,8,1,500,3,1,8,bf16,2.0,40,",
+    "llama3-8B,A100,8,4096,8,1,1,3,0.25,8,elephant,2.0,40,",
+    "llama3-8B,A100,1e12,1e9,1e12,1,1,3,1e9,1e30,bf16,1e-300,1e300,",
+    ",,,,,,,,,,,,,",
+    '"quoted, ""name""",H100,8,4096,8,1,1,3,1,8,bf16,2.0,40,',
+]
+
+
+def test_junk_in_a_row_skips_or_prices_that_row_only(advise, tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join([HEADER, GOOD[0], *JUNK]) + "\n")
+    code, _, err = advise("predict", path, "-o", tmp_path / "pred.csv")
+    assert code == 0, err
+    got = pd.read_csv(tmp_path / "pred.csv")
+    assert len(got) == 1 + len(JUNK)
+    assert np.isfinite(got["predicted_step_time_s"][0])
+    priced = got["skipped_reason"].isna()
+    assert np.isfinite(got["predicted_step_time_s"][priced]).all()
+    assert (got["predicted_step_time_s"][priced] > 0).all()
+    assert got["predicted_step_time_s"][~priced].isna().all()
+    assert got["skipped_reason"][1].startswith("the number of GPUs")
+    alone = tmp_path / "alone.csv"
+    alone.write_text(f"{HEADER}\n{GOOD[0]}\n")
+    advise("predict", alone, "-o", tmp_path / "alone_pred.csv")
+    assert pd.read_csv(tmp_path / "alone_pred.csv")["predicted_step_time_s"][0] == got["predicted_step_time_s"][0]
+
+
+@pytest.mark.parametrize("command", ["evaluate", "calibrate"])
+def test_a_table_without_a_measurement_is_refused(advise, runs, tmp_path, command):
+    pd.read_csv(runs).drop(columns=["step_time_s", "peak_mem_gib"]).to_csv(runs, index=False)
+    code, _, err = advise(command, runs, *(() if command == "evaluate" else ("-o", tmp_path / "own.toml")))
+    assert code == 2
+    assert "measure" in err
+    assert not (tmp_path / "own.toml").exists()
+
+
+def test_the_output_is_not_half_written(advise, runs, tmp_path):
+    code, _, err = advise("predict", runs, "-o", tmp_path / "no" / "such" / "folder.csv")
+    assert code == 2
+    assert "Traceback" not in err
+    code, _, err = advise("predict", runs, "-o", tmp_path / "pred.csv", "--calibration", tmp_path / "none.toml")
+    assert code == 2
+    assert not (tmp_path / "pred.csv").exists()

@@ -1,0 +1,103 @@
+"""Where a row's shape comes from, and that the built-in shapes are those of the models they name."""
+
+import pandas as pd
+import pytest
+
+from advisor.errors import AdvisorError
+from advisor.measure.predict import predict_runs
+from advisor.measure.run_shapes import find_shape, known_shapes, plain_name
+from advisor.measure.runs import read_runs
+
+ROW = {"model_name": "llama3-8B", "seq_len": 2048, "gpu": "A100", "gpu_mem_gb": 80, "n_gpus": 8, "dp": 8, "tp": 1, "pp": 1, "micro_batch": 1,
+       "global_batch": 8, "precision": "bf16"}  # fmt: skip
+SHAPES = {plain_name(row["model_name"]): row for row in known_shapes().to_dict("records")}
+
+
+def workload(**change):
+    return read_runs(pd.DataFrame([{**ROW, **change}])).workloads[0]
+
+
+@pytest.mark.parametrize(
+    ("spelled", "meant"),
+    [("meta-llama/Llama-2-7b-hf", "llama2-7B"), ("litgpt-Llama-3.1-8B", "llama3.1-8B"), ("litgpt-phi-2", "phi-2"),
+     ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7B"), ("google/gemma-2-9b-it", "gemma-2-9B"), ("Meta-Llama-3-8B", "llama3-8B"),
+     ("Phi-3-mini-128k-instruct", "phi-3-mini"), ("GPT2", "gpt2")],
+)  # fmt: skip
+def test_names_are_found_however_they_are_spelled(spelled, meant):
+    assert find_shape(spelled, SHAPES)["model_name"] == meant
+
+
+@pytest.mark.parametrize("unknown", ["", "-", "gpt2-7.5B", "bs-gpt2-52B", "llama", "7B", "base", "resnet50"])
+def test_a_name_is_never_taken_for_another_model(unknown):
+    assert find_shape(unknown, SHAPES) == {}
+
+
+#: Parameters in billions, as the models' authors state them.
+STATED = {
+    "llama2-7B": 6.74, "llama3-70B": 70.55, "llama3.2-1B": 1.24, "mistral-7B": 7.24, "gemma-2B": 2.51, "gemma-7B": 8.54, "gemma-2-9B": 9.24,
+    "gemma-2-27B": 27.2, "qwen2.5-7B": 7.62, "qwen3-4B": 4.02, "qwen3-30B-A3B": 30.5, "mixtral-8x7B": 46.7, "gpt-oss-120B": 117.0,
+    "phi-2": 2.78, "phi-3-mini": 3.82, "tiny-llama": 1.1, "pythia-6.9B": 6.86, "bloom-176B": 176.2, "gpt-neox-20B": 20.6, "dbrx": 132.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_built_in_shapes_have_the_parameters_their_authors_state(name):
+    assert workload(model_name=name).num_params / 1e9 == pytest.approx(STATED[name], rel=0.02)
+
+
+def test_built_in_shapes_are_named_once():
+    names = [plain_name(name) for name in known_shapes()["model_name"]]
+    assert len(names) == len(set(names))
+
+
+def test_what_the_row_says_of_its_model_wins():
+    plain, own = workload(), workload(gated_mlp=0, tied_embeddings=1, moe="8 experts topk 2")
+    assert own.tied_params > plain.tied_params == 0
+    assert (own.num_experts, own.num_active_experts) == (8, 2)
+    assert own.num_params > 3.5 * plain.num_params  # an expert is a whole MLP where its width isn't said
+    assert workload(dropout=1).groups[1].saved_sequence_bytes > plain.groups[1].saved_sequence_bytes
+
+
+def test_junk_in_a_table_of_shapes_leaves_the_built_in_one(tmp_path):
+    (tmp_path / "arch.csv").write_text("model_name,n_layers,hidden,vocab\nllama3-8B,many,4096,1000\n")
+    runs = read_runs(pd.DataFrame([ROW]), tmp_path / "arch.csv")
+    assert runs.workloads[0].groups[1].num_repeats == 32
+    assert runs.workloads[0].vocab_size == 1000
+    (tmp_path / "arch.csv").write_text("name,n_layers\nllama3-8B,2\n")
+    with pytest.raises(AdvisorError, match="model_name"):
+        read_runs(pd.DataFrame([ROW]), tmp_path / "arch.csv")
+
+
+def test_a_layout_that_needs_more_gpus_than_there_are_is_skipped():
+    assert "needs 64 GPUs" in predict_runs(pd.DataFrame([{**ROW, "pp": 8}])).skipped_reason[0]
+
+
+def test_adapters_leave_most_of_the_memory_untrained():
+    full, adapters = (predict_runs(pd.DataFrame([{**ROW, "notes": notes}])).iloc[0] for notes in ("full; epochs 1", "lora; epochs 1"))
+    assert adapters.predicted_peak_mem_gib < 0.5 * full.predicted_peak_mem_gib
+
+
+def test_a_gpt_of_known_size_gets_a_presumed_shape_that_is_named():
+    runs = read_runs(pd.DataFrame([{**ROW, "model_name": "own-gpt", "params_b": 175.0}]))
+    assert runs.workloads[0].groups[1].num_repeats == 96
+    assert runs.workloads[0].hidden_size == 12288
+    assert {"n_layers", "hidden"} <= set(runs.assumed[0])
+
+
+def test_an_unknown_network_of_known_size_is_not_presumed_to_be_a_gpt():
+    assert "net" in predict_runs(pd.DataFrame([{**ROW, "model_name": "net", "params_b": 3.0}])).skipped_reason[0]
+
+
+def test_a_row_that_contradicts_itself_is_skipped_with_the_reason():
+    reason = predict_runs(pd.DataFrame([{**ROW, "seq_len": 0}, ROW])).skipped_reason
+    assert "must be positive" in reason[0]
+    assert reason[1] == ""
+
+
+def test_bigscience_runs_with_unsharded_gradients_take_more_memory_and_the_same_time():
+    row = {**ROW, "source_repo_or_doc": "bigscience-workshop/bigscience", "model_family": "GPT", "model_name": "bs", "n_layers": 70,
+           "hidden": 14336, "n_heads": 112, "vocab": 250000, "n_gpus": 384, "dp": 8, "tp": 4, "pp": 12, "zero_stage": 1, "global_batch": 2048,
+           "activation_ckpt": "full"}  # fmt: skip
+    before, after = predict_runs(pd.DataFrame([{**row, "notes": f"run date 02-{day};"} for day in (20, 28)])).itertuples()
+    assert after.predicted_peak_mem_gib > before.predicted_peak_mem_gib + 1
+    assert after.predicted_step_time_s == before.predicted_step_time_s
