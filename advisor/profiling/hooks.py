@@ -213,8 +213,12 @@ def _step_aside_for_transforms(recorder: Recorder, keep: Callable[[torch.Tensor]
 
     def grad(*args: Any, **kwargs: Any) -> Any:
         watcher = recorder.watcher
-        with watcher.backward():
-            grads = plain_grad(*args, **kwargs)
+        outer, watcher.is_transforming = watcher.is_transforming, True
+        try:
+            with watcher.backward():
+                grads = plain_grad(*args, **kwargs)
+        finally:
+            watcher.is_transforming = outer
         watcher.with_grad.update(key for key, p in watcher.parameters.items() if p.requires_grad)
         return grads
 

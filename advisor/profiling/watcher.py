@@ -65,6 +65,7 @@ class Watcher:
         self.processes: list[str] = []  # lines that start another program
         self.num_closure_calls = 0  # forward passes that an optimizer's step asked for, beyond the first
         self.micro_shapes: list[list[list[int]]] = []  # input shapes of micro-batches that differ from the first
+        self.is_transforming = False  # the backward pass of a function transform, in which gradients stay enabled
         self.without_saved = False  # function transforms ran: what they keep for backward was not seen
         self.num_stops = self.num_calls_after = 0
         self.finish: Callable[[], None] = lambda: None  # writes what was seen and ends the process
@@ -182,7 +183,7 @@ class Watcher:
     def phase(self, tensors: Any) -> str:
         """Phase of an operator called now on these tensors."""
         if torch._C._current_graph_task_id() != -1:
-            return "recompute" if torch.is_grad_enabled() else "backward"
+            return "recompute" if torch.is_grad_enabled() and not self.is_transforming else "backward"
         if self.stack:
             return "forward"
         if self.update_depth:
