@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO 0 to 3, with optimizer offloading."""
+"""DeepSpeed ZeRO 0 to 3, with offloading to the host."""
 
 from __future__ import annotations
 
@@ -71,11 +71,28 @@ def _zero(plan: Plan) -> dict[str, Any]:
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     if plan.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if plan.offload and plan.zero_stage == 3:  # priced with parameters and gradients on the host
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     return zero
 
 
 def validate(files: Mapping[str, str], inp: EngineInput) -> list[str]:
-    """What is wrong with the files: keys that DeepSpeed would ignore or refuse, batch arithmetic, world size, Python that doesn't compile."""
+    """What is wrong with the files: keys that DeepSpeed would ignore or refuse, batch arithmetic, world size, states that lie
+    elsewhere than priced, Python that doesn't compile.
+    """
     problems = trainfile.check(files, inp, TRAIN_FILE)
     text = files.get(CONFIG_FILE)
-    return problems + (ds_schema.problems(text, world_size=inp.plan.dp_degree) if text is not None else [f"{CONFIG_FILE} is missing"])
+    if text is None:
+        return [*problems, f"{CONFIG_FILE} is missing"]
+    found = ds_schema.problems(text, world_size=inp.plan.dp_degree)
+    return problems + (found or _not_the_plans(json.loads(text)["zero_optimization"], inp.plan))
+
+
+def _not_the_plans(zero: Mapping[str, Any], plan: Plan) -> list[str]:
+    """Where a valid configuration puts states elsewhere than the plan was priced for."""
+    wanted = _zero(plan)
+    return [
+        f"zero_optimization.{key} is {zero.get(key, 'missing')}, the plan needs {wanted.get(key, 'none')}"
+        for key in ("stage", "offload_optimizer", "offload_param")
+        if zero.get(key) != wanted.get(key)
+    ]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 #: Imports by the name they bind; "module", "module as name" or "module:name".
 _STANDARD = {
     **{name: name for name in (
-        "argparse", "collections", "contextlib", "copy", "functools", "gc", "inspect", "itertools", "os", "random", "re", "runpy", "shlex",
+        "argparse", "collections", "contextlib", "copy", "datetime", "functools", "gc", "inspect", "itertools", "os", "random", "re", "runpy", "shlex",
         "sys", "types",
     )},
     "importlib": "importlib.util", "Mapping": "collections.abc:Mapping", "Path": "pathlib:Path",

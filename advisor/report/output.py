@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import secrets
@@ -53,7 +54,7 @@ def check_output(folder: Path) -> None:
     if foreign and not (folder / MARKER).is_file():
         raise OutputError(f"{folder} holds files that `advise` did not write, such as {foreign[0]}.", hint=_ELSEWHERE)
     if foreign:
-        raise OutputError(f"{folder} is an earlier advice, but you added files to it, such as {foreign[0]}; replacing it would lose them.",
+        raise OutputError(f"{folder} is an earlier advice, but you added or edited files in it, such as {foreign[0]}; replacing it would lose them.",
                           hint="Move them away, or choose another folder with --out.")  # fmt: skip
 
 
@@ -69,14 +70,19 @@ def _check_parent(folder: Path) -> None:
 
 
 def _foreign_files(folder: Path) -> list[str]:
-    """What is in the folder beside the files that its marker lists, relative to it; all of it where there is no marker."""
+    """What is in the folder beside the files that its marker lists, unchanged; relative to it; all of it where there is no marker."""
     marker = folder / MARKER
     if not marker.is_file():
         return sorted(p.name for p in folder.iterdir())
-    ours = {MARKER}
+    written: dict[str, str] = {}
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        ours |= set(json.loads(marker.read_text(encoding="utf8"))["files"])
-    return [name for name in _files_below(folder) if name not in ours and not any(part in _LEFTOVERS for part in Path(name).parts)]
+        written = dict(json.loads(marker.read_text(encoding="utf8"))["files"])
+    names = [n for n in _files_below(folder) if n != MARKER and not any(part in _LEFTOVERS for part in Path(n).parts)]
+    return [n for n in names if written.get(n) != _digest(folder / n)]
+
+
+def _digest(path: Path) -> str:
+    return "" if path.is_symlink() else hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _files_below(folder: Path) -> list[str]:
@@ -114,7 +120,7 @@ def _write_reports(report: Report, stage: Path) -> None:
     text = json.dumps(report.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
     (stage / "report.json").write_text(text + "\n", encoding="utf8", errors="backslashreplace")
     (stage / "report.html").write_text(render_html(report), encoding="utf8", errors="backslashreplace")
-    marker = {"written_by": "parallel-advisor", "files": _files_below(stage)}
+    marker = {"written_by": "parallel-advisor", "files": {name: _digest(stage / name) for name in _files_below(stage)}}
     (stage / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf8")
 
 

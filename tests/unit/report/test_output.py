@@ -192,3 +192,13 @@ def test_others_may_read_the_advice(sample: Report, tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     write_advice(sample, tmp_path / "advice")
     assert (tmp_path / "advice").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_an_edited_file_of_an_earlier_advice_is_not_lost(tmp_path, sample):
+    folder = tmp_path / "advice"
+    write_advice(sample, folder)
+    check_output(folder)
+    (folder / "report.html").write_text("my notes")
+    with pytest.raises(OutputError, match=r"edited files in it, such as report\.html"):
+        write_advice(sample, folder)
+    assert (folder / "report.html").read_text() == "my notes"
