@@ -119,12 +119,13 @@ def _cluster(data: dict[str, Any], base: Callable[[str], Cluster]) -> tuple[Clus
     host_bytes_per_s = _number(data, "host_bytes_per_s", given) or (usual.host_bytes_per_s if usual else 25e9)
     if "host_bytes_per_s" not in given:
         assumptions.append(f"host copies at {host_bytes_per_s / 1e9:.3g} GB/s a GPU: the cluster file doesn't say")
+    host_memory_bytes = _number(data, "host_memory_bytes", given, least=0.0) or 0.0
     sources = {**dict.fromkeys(_FIGURES, "assumed"), **(dict(usual.sources) if usual else {}), **given}
     stated = _stated_sources(data)
     cluster = Cluster(
         device=device, gpus_per_node=counts["gpus_per_node"], num_nodes=counts["num_nodes"] or 1, intra=links["intra"],
         inter=links["inter"], host_bytes_per_s=host_bytes_per_s,
-        host_memory_bytes=_number(data, "host_memory_bytes", given, least=0.0) or 0.0, sources={**sources, **stated},
+        host_memory_bytes=host_memory_bytes, sources={**sources, **stated},
     )  # fmt: skip
     return cluster, tuple(assumptions)
 
