@@ -17,6 +17,9 @@ _DISTRIBUTED = (
 #: Names of loops that the script hands over to a library.
 _TRAINERS = ("Trainer", "SFTTrainer", "Seq2SeqTrainer")
 
+#: Variables that torchrun and the train file set by themselves.
+_LAUNCHERS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptFacts:
@@ -27,6 +30,11 @@ class ScriptFacts:
     strings: frozenset[str] = frozenset()
     computes_own_loss: bool = False  # reads `.loss` of what the model returns, so the loss is computed inside the model
     steps_with_closure: bool = False
+    saves: bool = False  # calls torch.save
+    saves_conditionally: bool = False  # does so inside an `if` (the one on `__name__` apart)
+    breaks: bool = False  # leaves a loop by `break`
+    shuffles: bool = False  # passes `shuffle=` something other than False
+    environment: tuple[str, ...] = ()  # variables it reads, sorted, without those that a launcher sets
 
 
 def read_script(path: Path) -> ScriptFacts:
@@ -43,7 +51,39 @@ def read_script(path: Path) -> ScriptFacts:
         strings=frozenset(n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)),
         computes_own_loss=any(isinstance(n, ast.Attribute) and n.attr == "loss" for n in nodes),
         steps_with_closure=any(c.func.attr == "step" and any(k.arg == "closure" for k in c.keywords) for c in calls),  # type: ignore[attr-defined]
+        saves=any(_saves(n) for n in nodes),
+        saves_conditionally=any(_saves(inner) for n in nodes if isinstance(n, ast.If) and not _on_name(n) for inner in ast.walk(n)),
+        breaks=any(isinstance(n, ast.Break) for n in nodes),
+        shuffles=any(n.arg == "shuffle" and ast.unparse(n.value) != "False" for n in nodes if isinstance(n, ast.keyword)),
+        environment=tuple(sorted({name for n in nodes for name in _variables(n)} - _LAUNCHERS)),
     )
+
+
+def _saves(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.save"
+
+
+def _on_name(node: ast.If) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node.test))
+
+
+def _variables(node: ast.AST) -> Iterator[str]:
+    """Literal names in `os.environ["X"]`, `os.environ.get("X")`, `os.getenv("X")` and `"X" in os.environ`."""
+    named: ast.AST | None = None
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and _is_environ(node.value):
+        named = node.slice
+    elif isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Attribute | ast.Name):
+        called = ast.unparse(node.func)
+        if called in {"os.getenv", "getenv"} or called.removeprefix("os.") in {"environ.get", "environ.setdefault"}:
+            named = node.args[0]
+    elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn) and _is_environ(node.comparators[0]):
+        named = node.left
+    if isinstance(named, ast.Constant) and isinstance(named.value, str):
+        yield named.value
+
+
+def _is_environ(node: ast.AST) -> bool:
+    return ast.unparse(node) in {"os.environ", "environ"}
 
 
 def _names(node: ast.AST) -> Iterator[str]:

@@ -30,7 +30,13 @@ def train_file(
     facts = read_script(script_file(inp))
     if why_not_run(inp, facts, engine=engine):
         return {}
-    context = {**_context(inp, file_name, script_path), "engine": engine, "wrapper": _WRAPPERS[engine], "saves_together": engine != "ddp", **(extra or {})}
+    context = {
+        **_context(inp, file_name, script_path),
+        "engine": engine,
+        "wrapper": _WRAPPERS[engine],
+        "saves_together": engine != "ddp",
+        **(extra or {}),
+    }
     return {file_name: render_python(f"{engine}/train_{inp.form}.py.j2", context)}
 
 

@@ -42,7 +42,7 @@ def plan_files(inp: EngineInput, folder: Path) -> dict[str, str]:
     trains = list(dict.fromkeys(trains))
     if trains:
         texts["launch.sh"] = render("common/launch.sh.j2", _launch_context(inp, trains))
-    texts["README.md"] = readme(inp, texts, engines_for(inp.plan, inp.model), _refusals(inp), trains)
+    texts["README.md"] = readme(inp, texts, engines_for(inp.plan, inp.model), _refusals(inp), trains, script_path)
     return texts
 
 
@@ -97,3 +97,15 @@ def launch_line(inp: EngineInput, folder: str | PurePath = "") -> str:
     facts = read_script(Path(inp.script))
     able = [e for e in _able(inp) if not why_not_run(inp, facts, engine=e.NAME)]
     return torchrun_line(inp, PurePath(folder or inp.folder) / able[0].TRAIN_FILE) if able else ""
+
+
+def why_no_files(inp: EngineInput) -> str:
+    """One sentence on why the plan has no train file; "" where it has one."""
+    able = _able(inp)
+    if not able:
+        reasons = "; ".join(f"{s.engine}: {s.reason}" for s in engines_for(inp.plan, inp.model))
+        return f"No files, as no engine here can express this plan ({reasons})."
+    if launch_line(inp):
+        return ""
+    refusals = list(dict.fromkeys(_refusals(inp).values()))
+    return f"No train file, because {'; and '.join(refusals)}."

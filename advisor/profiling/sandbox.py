@@ -3,7 +3,7 @@
 Held back: `open`, `io.open`, `os.open`, everything of `os`, `shutil` and `pathlib` that changes files, `sqlite3.connect`, `torch.save`,
 `torch.jit.save` and `safetensors.torch`. Reading back what was written works, `torch.load` included. Not held back: other programs and
 Python processes that the script starts (they are named in the profile's warnings) and libraries that write through C code of their own
-(HDF5, Arrow). `torch.multiprocessing.spawn` starts nothing: rank 0 runs in this process (see `single_process.py`).
+(HDF5, Arrow). What opens files for writing from Python in another way, such as `io.FileIO`, is refused. `torch.multiprocessing.spawn` starts nothing: rank 0 runs in this process (see `single_process.py`).
 
 Also here: loaders without workers and compilers that compile nothing.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import errno
 import io
 import os
 import shutil
@@ -57,7 +58,17 @@ def protect_files(private: Path) -> Overlay:
     tree.rmtree = overlay.rmtree
     with contextlib.suppress(ImportError):
         _redirect_databases(overlay)
+    sys.addaudithook(lambda event, arguments: _refuse(overlay, arguments) if event == "open" else None)
     return overlay
+
+
+def _refuse(overlay: Overlay, arguments: tuple[Any, ...]) -> None:
+    """Python's own ways to open a file that went past the overlay (`io.FileIO`, an `open` kept from before) fail rather than write."""
+    file, _, flags = arguments
+    if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC) and isinstance(file, (str, bytes, os.PathLike)):
+        path = overlay.place(file)
+        if path is not None:
+            raise PermissionError(errno.EACCES, "The advisor can't hold back what would be written here", path)
 
 
 def _redirect_databases(overlay: Overlay) -> None:

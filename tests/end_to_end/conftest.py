@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 import advisor
+from advisor import cli
 from advisor.profiling.schema import StepProfile, save_profile
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -30,3 +32,20 @@ def examples() -> dict[str, StepProfile]:
     """The four examples at full size, traced."""
     names = ("gpt2", "resnet50", "llama3_8b", "two_device_copy")
     return {name: advisor.profile(EXAMPLES / f"{name}.py", capture="traced") for name in names}
+
+
+@pytest.fixture
+def advise(monkeypatch, capsys):
+    """Run `advise` in this process; gives exit code, stdout, stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["advise", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as done:
+            code = int(done.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run

@@ -8,25 +8,6 @@ import sys
 
 import pytest
 
-from advisor import cli
-
-
-@pytest.fixture
-def advise(monkeypatch, capsys):
-    """Run `advise` in this process; gives exit code, stdout, stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["advise", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as done:
-            code = int(done.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
-
 
 def test_a_saved_profile_is_planned_without_torch(small_gpt2_folder, tmp_path):
     code = (

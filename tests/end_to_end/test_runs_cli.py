@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
-
-from advisor import cli
 
 COLUMNS = [
     "predicted_step_time_s", "predicted_low_s", "predicted_high_s", "predicted_peak_mem_gib", "predicted_fits", "predicted_mfu",
@@ -17,23 +14,6 @@ COLUMNS = [
 ]  # fmt: skip
 HEADER = "model_name,gpu,n_gpus,seq_len,dp,tp,pp,zero_stage,micro_batch,global_batch,precision,step_time_s,peak_mem_gib,sweep_id"
 GOOD = [f"llama3-8B,A100,8,4096,8,1,1,3,{b},{8 * b},bf16,{1.5 * b + 0.4},{18 + 8 * b},sweep" for b in (1, 2, 3, 4, 6)]
-
-
-@pytest.fixture
-def advise(monkeypatch, capsys):
-    """Run `advise` in this process; gives exit code, stdout, stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["advise", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as done:
-            code = int(done.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 @pytest.fixture

@@ -56,6 +56,7 @@ assert not os.path.isdir("folder")
 os.mkdir("folder")
 assert os.listdir("folder") == []
 assert raises(FileExistsError, open, "append.txt", "x") and raises(FileNotFoundError, open, "nowhere", "r+")
+assert raises(PermissionError, io.FileIO, "append.txt", "w") and io.FileIO("append.txt").read() == b"mine"
 
 # files of the script's own, looked for in every way
 os.makedirs("out/a/b", exist_ok=True)

@@ -9,6 +9,7 @@ The loss printed after each optimizer step is the mean over the global batch.
 
 import collections
 import copy
+import datetime
 import gc
 import inspect
 import itertools
@@ -35,6 +36,7 @@ WORLD_SIZE = 8
 SCRIPT_BATCH, MICRO_BATCH = 8, 8  # a DataLoader with the first batch size gets the second
 TURNS_PER_STEP = 1  # turns of the script's loop that make one optimizer step
 BACKWARDS_PER_STEP = 1  # backward passes that make one
+SAVE_WAIT_S = 60  # of a rank that saves, for the others
 RANK, LOCAL_RANK = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))  # torchrun sets them
 
 
@@ -100,12 +102,30 @@ def only_rank_0_speaks() -> None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  open as long as the process lives
     plain_save = torch.save
 
-    def save(_value, path, **_kwargs):  # states are partitioned: the engine saves its own, which every rank takes part in
+    def save(value, f, *args, **kwargs):
+        if Engine.made is None:  # nothing is partitioned yet
+            if RANK == 0:
+                plain_save(value, f, *args, **kwargs)
+            return
+        agree_to_save()
+        # states are partitioned: the engine saves its own, which every rank takes part in, and the script's value is dropped
         torch.save = plain_save
-        Engine.made.save_checkpoint(f"{path}.deepspeed")
+        Engine.made.save_checkpoint(f"{f}.deepspeed")
         torch.save = save
+        dist.barrier(progress.savers)
+        print(f"torch.save: DeepSpeed's own checkpoint is in {f}.deepspeed/; what the script hands over is not saved", flush=True)
 
     torch.save = save
+
+
+def agree_to_save() -> None:
+    """All ranks take part in saving: stop, rather than hang, where some don't come."""
+    try:
+        dist.monitored_barrier(progress.savers, timeout=datetime.timedelta(seconds=SAVE_WAIT_S), wait_all_ranks=True)
+    except RuntimeError:
+        raise SystemExit(
+            f"rank {RANK} saves although others don't: {SCRIPT.name} decides from its own rank's loss; decide from a loss averaged over ranks"
+        ) from None
 
 
 def different_draws() -> None:
@@ -238,6 +258,7 @@ def main() -> None:
     torch.manual_seed(0)  # equal weights on all ranks, where the script sets no seed itself
     random.seed(0)
     numpy.random.seed(0)
+    progress.savers = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=1))  # rank 0 may write for long
     share_data()
     only_rank_0_speaks()
     parallelize_with_optimizer()

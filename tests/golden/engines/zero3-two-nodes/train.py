@@ -8,6 +8,7 @@ The loss printed after each optimizer step is the mean over the global batch.
 """
 
 import collections
+import datetime
 import gc
 import inspect
 import itertools
@@ -36,6 +37,7 @@ WORLD_SIZE = 16
 SCRIPT_BATCH, MICRO_BATCH = 1, 1  # a DataLoader with the first batch size gets the second
 TURNS_PER_STEP = 1  # turns of the script's loop that make one optimizer step
 BACKWARDS_PER_STEP = 1  # backward passes that make one
+SAVE_WAIT_S = 60  # of a rank that saves, for the others
 RANK, LOCAL_RANK = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))  # torchrun sets them
 
 
@@ -102,11 +104,23 @@ def only_rank_0_speaks() -> None:
     plain_save = torch.save
 
     def save(value, *args, **kwargs):
+        agree_to_save()
         value = gathered(value)  # all ranks take part
         if RANK == 0:
             plain_save(value, *args, **kwargs)
+        dist.barrier(progress.savers)
 
     torch.save = save
+
+
+def agree_to_save() -> None:
+    """All ranks take part in saving: stop, rather than hang, where some don't come."""
+    try:
+        dist.monitored_barrier(progress.savers, timeout=datetime.timedelta(seconds=SAVE_WAIT_S), wait_all_ranks=True)
+    except RuntimeError:
+        raise SystemExit(
+            f"rank {RANK} saves although others don't: {SCRIPT.name} decides from its own rank's loss; decide from a loss averaged over ranks"
+        ) from None
 
 
 def different_draws() -> None:
@@ -222,6 +236,7 @@ def main() -> None:
     torch.manual_seed(0)  # equal weights on all ranks, where the script sets no seed itself
     random.seed(0)
     numpy.random.seed(0)
+    progress.savers = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=1))  # rank 0 may write for long
     share_data()
     if torch.cuda.is_available():
         hold_on_host()
