@@ -114,7 +114,7 @@ class ScalingPoint:
         _freeze_fields(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Report:
     """The product. Mappings hold what report.json holds under the same name; they are frozen too."""
 
@@ -201,6 +201,11 @@ class Report:
 
     def __hash__(self) -> int:
         return hash(tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.compare))
+
+    def __repr__(self) -> str:
+        """One line: what was looked at and what is recommended; the frames and `to_json` hold the rest."""
+        best = f"{self.plans[0].label}, {self.plans[0].estimate.get('step_time_s', 0):.3g} s a step" if self.plans else "no plan fits"
+        return f"<Report on {self.inputs.get('script', '?')}: {best}; {len(self.plans)} plans, {len(self.rejected)} rejected>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows for a report: the recommendation, the ranking and the hotspots."""
