@@ -165,7 +165,7 @@ def report(
         hotspots=spots,
         memory=memory_section(alone, case.step, case.cluster),
         cluster=cluster_mapping(case.cluster),
-        plans=plan_entries(case.request, result, files.launch_lines()),
+        plans=plan_entries(case.request, result, files.launch_lines(), files.why_no_launch()),
         rejected=rejected_entries(result),
         findings=evaluate(load_rules(), facts),
         scaling=scaling_points(sizes),
@@ -192,22 +192,31 @@ class _PlanFiles:
     seeing: ProfileOptions
     out: Path | None
 
+    def _input(self, rank: int) -> Any:
+        from advisor.engines import EngineInput
+
+        case, plan = self.case, self.result.candidates[rank - 1].plan
+        return EngineInput(
+            plan=plan, script=case.step.meta.script, script_args=tuple(self.seeing.args), form=case.step.meta.form,
+            entry=case.step.meta.entry, meta=case.step.meta, model=case.model,
+            num_nodes=max(1, plan.world_size // case.cluster.gpus_per_node),
+            gpus_per_node=min(case.cluster.gpus_per_node, plan.world_size), precision=case.workload.compute_dtype,
+            folder=str((self.out or Path("advice")) / f"plan-{rank}"),
+        )  # fmt: skip
+
     def _inputs(self) -> dict[int, Any]:
         """Engine inputs by rank: the best plans that some engine has files for."""
-        from advisor.engines import EngineInput, engines_for
+        from advisor.engines import engines_for
 
-        case = self.case
-        able = [(i, c) for i, c in enumerate(self.result.candidates, start=1) if any(e.supported for e in engines_for(c.plan, case.model))]
-        return {
-            rank: EngineInput(
-                plan=c.plan, script=case.step.meta.script, script_args=tuple(self.seeing.args), form=case.step.meta.form,
-                entry=case.step.meta.entry, meta=case.step.meta, model=case.model,
-                num_nodes=max(1, c.plan.world_size // case.cluster.gpus_per_node),
-                gpus_per_node=min(case.cluster.gpus_per_node, c.plan.world_size), precision=case.workload.compute_dtype,
-                folder=str((self.out or Path("advice")) / f"plan-{rank}"),
-            )
-            for rank, c in able[: case.options.plans]
-        }  # fmt: skip
+        candidates = enumerate(self.result.candidates, start=1)
+        able = [rank for rank, c in candidates if any(e.supported for e in engines_for(c.plan, self.case.model))]
+        return {rank: self._input(rank) for rank in able[: self.case.options.plans]}
+
+    def why_no_launch(self) -> str:
+        """Why the first plan can't be launched by a file written here; empty where it can."""
+        from advisor.engines import why_no_files
+
+        return why_no_files(self._input(1))
 
     def launch_lines(self) -> dict[int, str]:
         """One command line per plan with files, by rank; paths as the user will see them."""

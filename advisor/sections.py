@@ -66,28 +66,22 @@ def memory_section(alone: Candidate, step: StepProfile, cluster: Cluster) -> dic
     }  # fmt: skip
 
 
-def plan_entries(request: Request, result: SearchResult, launch_lines: Mapping[int, str]) -> tuple[PlanEntry, ...]:
+def plan_entries(request: Request, result: SearchResult, launch_lines: Mapping[int, str], why_no_launch: str) -> tuple[PlanEntry, ...]:
     """Ranked plans; those with files have a launch line, by rank, and a folder."""
-    first_with_files = min(launch_lines, default=None)
+    first = min((rank for rank, line in launch_lines.items() if line), default=None)
+    silent = [f"{why_no_launch} Plan {first} is the best one with files." if first else why_no_launch] if why_no_launch else []
     return tuple(
         PlanEntry(
             rank=i,
             label=c.plan.label(),
             plan=plan_mapping(c.plan),
             estimate=estimate_mapping(c, request),
-            reasons=(*c.reasons, *_without_files(i, first_with_files)),
+            reasons=(*c.reasons, *(silent if i == 1 else [])),
             launch=launch_lines.get(i, ""),
             folder=f"plan-{i}" if i in launch_lines else "",
         )
         for i, c in enumerate(result.candidates, start=1)
     )
-
-
-def _without_files(rank: int, first_with_files: int | None) -> tuple[str, ...]:
-    """What to say on the first plan when no engine here writes it."""
-    if rank > 1 or first_with_files in (None, 1):
-        return ()
-    return (f"no files are written for this mix of parallelisms: plan {first_with_files} is the best one with files",)
 
 
 def plan_mapping(plan: Plan) -> dict[str, Any]:

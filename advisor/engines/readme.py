@@ -34,7 +34,7 @@ _CHANGES = {
 
 
 def readme(
-    inp: EngineInput, texts: Mapping[str, str], engines: list[Support], refusals: Mapping[str, str], trains: list[str], script_path: str
+    inp: EngineInput, texts: Mapping[str, str], engines: list[Support], *, refusals: Mapping[str, str], trains: list[str], script_path: str
 ) -> str:
     """What the plan is, how to launch it, what was changed, how to check it."""
     context: dict[str, Any] = {

@@ -42,7 +42,9 @@ def plan_files(inp: EngineInput, folder: Path) -> dict[str, str]:
     trains = list(dict.fromkeys(trains))
     if trains:
         texts["launch.sh"] = render("common/launch.sh.j2", _launch_context(inp, trains))
-    texts["README.md"] = readme(inp, texts, engines_for(inp.plan, inp.model), _refusals(inp), trains, script_path)
+    texts["README.md"] = readme(
+        inp, texts, engines_for(inp.plan, inp.model), refusals=_refusals(inp), trains=trains, script_path=script_path
+    )
     return texts
 
 

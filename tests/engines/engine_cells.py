@@ -55,6 +55,9 @@ def script_input(name: str, plan: Plan, *, precision: str = "fp32", folder: str 
     elif name == "never_calls":
         meta = ProfileMeta(script="never_calls.py", num_params=5, num_trainable_params=5, batch_size=2, **common | {"optimizer": "sgd"})
         path, args, blocks = HERE / "never_calls.py", [], []
+    elif name == "saves_alone":
+        meta = ProfileMeta(script="saves_alone.py", num_params=144, num_trainable_params=144, batch_size=2, **common)
+        path, args, blocks = HERE / "saves_alone.py", ["0", "alone.pt"], ["0", "1"]
     elif name == "resnet":
         meta = ProfileMeta(script="resnet50.py", form="functions", num_params=25_557_032, num_trainable_params=25_557_032, batch_size=64,
                            optimizer="sgd", buffer_bytes=212_692)  # fmt: skip

@@ -61,7 +61,7 @@ def run_cell(cell, out):
         try:
             runpy.run_path(cell["file"], run_name="__main__")
         except SystemExit as stop:
-            print(stop.code)
+            print(stop.code, file=sys.stderr)
             code = stop.code if isinstance(stop.code, int) else 1
         except BaseException:
             traceback.print_exc()

@@ -67,6 +67,11 @@ HABITS = (
     Cell(name="stream-ddp", script="stream", plan=ddp(micro_batch=4, num_microbatches=2), reference="habits"),
 )
 REFUSED = Cell(name="never-calls", script="never_calls", plan=ddp(micro_batch=2))
+#: Cells in which one rank saves alone, and that rank.
+SAVE_ALONE = (
+    (Cell(name="saves-alone-zero3", script="saves_alone", plan=sharded(3, micro_batch=2)), 1),
+    (Cell(name="saves-alone-deepspeed-3", script="saves_alone", plan=sharded(3, micro_batch=2), file=DEEPSPEED), 0),
+)
 ONE_GROUP = CELLS  # DeepSpeed steps each parameter group by itself
 CELLS += HABITS
 REFERENCES = (
@@ -88,10 +93,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
+def saving_alone(cell: Cell, rank: int, folder: Path) -> dict:
+    """A cell in which only `rank` saves, and waits a few seconds for the others, not a minute."""
+    made = generated(cell, folder)
+    file = Path(made["file"])
+    text = file.read_text()
+    assert "SAVE_WAIT_S = 60" in text
+    file.write_text(text.replace("SAVE_WAIT_S = 60", "SAVE_WAIT_S = 4"))
+    return made | {"args": [str(rank), str(folder / f"{cell.name}.pt")]}
+
+
 @pytest.fixture(scope="module")
 def results(folder: Path) -> dict[str, list[dict]]:
     alone = [dict(c, alone=True, args=[a.format(folder=folder) for a in c["args"]]) for c in REFERENCES]
-    cells = alone + [generated(cell, folder) for cell in (*CELLS, REFUSED)]
+    cells = (
+        alone + [generated(cell, folder) for cell in (*CELLS, REFUSED)] + [saving_alone(cell, rank, folder) for cell, rank in SAVE_ALONE]
+    )
     return run_cells(cells, folder, num_procs=2, imports=("deepspeed", "transformers.models.llama.modeling_llama"))
 
 
@@ -171,6 +188,18 @@ def test_ends_with_the_weights_and_the_schedule_of_one_process(cell: Cell, resul
 def test_deepspeed_saves_its_own_checkpoint(results: dict[str, list[dict]], folder: Path) -> None:
     assert results
     assert (folder / "habits-deepspeed-2.pt.deepspeed" / "latest").is_file()
+
+
+def test_deepspeed_says_where_its_checkpoint_is(results: dict[str, list[dict]]) -> None:
+    assert "habits-deepspeed-2.pt.deepspeed/; what the script hands over is not saved" in results["habits-deepspeed-2"][0]["output"]
+
+
+@pytest.mark.parametrize(("cell", "rank"), SAVE_ALONE, ids=lambda value: getattr(value, "name", ""))
+def test_a_rank_that_saves_alone_stops_the_run(cell: Cell, rank: int, results: dict[str, list[dict]], folder: Path) -> None:
+    ranks = results[cell.name]
+    assert f"rank {rank} saves although others don't: saves_alone.py decides from its own rank's loss" in ranks[rank]["output"]
+    assert [one["code"] for one in ranks] == [1, 1]
+    assert not (folder / f"{cell.name}.pt").exists()
 
 
 def norms(output: str) -> list[float]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from engine_plans import CASES, REPOSITORY, gpt2, llama, resnet
 
-from advisor.engines import ENGINES, engines_for, launch_line, plan_files, write_plan
+from advisor.engines import ENGINES, engines_for, launch_line, plan_files, why_no_files, write_plan
 from advisor.engines.common import block_patterns
 from advisor.engines.scripts import read_script
 from cost_models.types import Plan
@@ -121,6 +123,28 @@ def test_deepspeed_validator_catches(change: dict, complaint: str) -> None:
     assert deepspeed.validate(files, inp) == []
     problems = deepspeed.validate(files | {"ds_config.json": json.dumps(config)}, inp)
     assert complaint in "; ".join(problems)
+
+
+def deepspeed_config(plan: Plan) -> dict:
+    return json.loads(plan_files(gpt2(plan), Path("advice/plan-1"))["ds_config.json"])["zero_optimization"]
+
+
+def test_offloading_takes_the_parameters_along_where_they_are_sharded() -> None:
+    host = {"device": "cpu", "pin_memory": True}
+    three, two = (deepspeed_config(dataclasses.replace(FSDP, zero_stage=stage, offload=True)) for stage in (3, 2))
+    assert (three["offload_optimizer"], three["offload_param"]) == (host, host)
+    assert (two["offload_optimizer"], two.get("offload_param")) == (host, None)
+    assert "offload_param" not in deepspeed_config(FSDP)
+
+
+def test_deepspeed_validator_wants_states_where_they_were_priced() -> None:
+    inp = gpt2(dataclasses.replace(FSDP, offload=True))
+    files = plan_files(inp, Path("advice/plan-1"))
+    config = json.loads(files["ds_config.json"])
+    del config["zero_optimization"]["offload_param"]
+    (deepspeed,) = [e for e in ENGINES if e.NAME == "deepspeed"]
+    assert deepspeed.validate(files, inp) == []
+    assert "offload_param is missing" in "; ".join(deepspeed.validate(files | {"ds_config.json": json.dumps(config)}, inp))
 
 
 @pytest.mark.parametrize("engine", [e for e in ENGINES if e.NAME != "deepspeed"], ids=lambda e: e.NAME)
@@ -256,3 +280,105 @@ def test_read_script_survives_what_it_cannot_parse(tmp_path: Path) -> None:
     bad.write_text("def broken(:")
     assert not read_script(bad).names
     assert not read_script(tmp_path / "missing.py").functions
+
+
+def readme_of(source: str, plan: Plan, tmp_path: Path, *, folder: str = "advice/plan-1", meta: dict | None = None) -> str:
+    script = tmp_path / "script.py"
+    script.write_text(source)
+    inp = dataclasses.replace(gpt2(plan, meta=meta or {}), script=str(script), folder=folder)
+    return plan_files(inp, tmp_path / "plan-1")["README.md"]
+
+
+LOOP = "import torch\nfrom torch.utils.data import DataLoader\nloader = DataLoader(data, 8{more})\n"
+SAVE = "torch.save(model.state_dict(), 'best.pt')\n"
+
+
+def test_saving_is_explained_where_all_ranks_take_part(tmp_path: Path) -> None:
+    sometimes = readme_of(LOOP.format(more="") + "if loss < best:\n    " + SAVE, FSDP, tmp_path)
+    assert "The script saves inside an `if`: in `train.py` and `train_deepspeed.py` all ranks take part" in sometimes
+    assert "drops the value" in sometimes
+    always = readme_of(LOOP.format(more="") + SAVE, FSDP, tmp_path)
+    assert "The script saves: in `train.py`" in always
+    main = readme_of(LOOP.format(more="") + "if __name__ == '__main__':\n    " + SAVE, FSDP, tmp_path)
+    assert "The script saves: in `train.py`" in main
+    assert "The script saves" not in readme_of(LOOP.format(more=""), FSDP, tmp_path)
+
+
+def test_saving_of_copies_is_left_to_rank_0(tmp_path: Path) -> None:
+    text = readme_of(LOOP.format(more="") + "if loss < best:\n    " + SAVE, DDP, tmp_path)
+    assert "The script saves inside an `if`: in `train_deepspeed.py` all ranks take part" in text
+    assert "rank 0 alone writes, in `train.py`" in text
+
+
+def test_leaving_a_loop_early_is_pointed_out(tmp_path: Path) -> None:
+    assert "by `break`" in readme_of("while True:\n    break\n", DDP, tmp_path)
+    assert "by `break`" not in readme_of("x = 1\n", DDP, tmp_path)
+
+
+def test_variables_that_the_script_reads_are_named(tmp_path: Path) -> None:
+    source = "import os\na = os.environ['DATA']\nb = os.environ.get('SIZE', '3')\nc = os.getenv('MODE')\nd = 'FAST' in os.environ\n"
+    text = readme_of(source + "os.environ['WRITTEN'] = '1'\nr = os.environ['RANK']\n", DDP, tmp_path)
+    assert "set `DATA`, `FAST`, `MODE`, `SIZE` as when the plan was made" in text
+
+
+def test_launch_lines_start_from_where_the_folder_is_seen(tmp_path: Path) -> None:
+    away = readme_of("x = 1\n", DDP, tmp_path, folder="out/plan-1")
+    assert "From the folder in which you ran `advise`:" in away
+    assert "nproc-per-node 2 out/plan-1/train.py" in away
+    here = readme_of("x = 1\n", DDP, tmp_path, folder="")
+    assert "From this folder:" in here
+    assert "nproc-per-node 2 ./train.py" in here
+    assert "`python ../script.py`" in here
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (LOOP.format(more=""), "with a batch of 8 (its loader's `batch_size`) and the same number of optimizer steps"),
+        (LOOP.format(more=", shuffle=True"), "with `shuffle=False` in both"),
+        ("import torch\nx = torch.randint(9, (8,))\n", "can't agree with a single process step by step"),
+        ("import torch\nx = data[:8]\n", "are the same on every rank"),
+        ("from torch.nn import BatchNorm1d\n", "BatchNorm's statistics are each rank's"),
+    ],
+)
+def test_check_fits_how_the_script_gets_its_batches(source: str, says: str, tmp_path: Path) -> None:
+    assert says in readme_of(source, DDP, tmp_path)
+
+
+def test_check_counts_the_scripts_own_accumulation(tmp_path: Path) -> None:
+    plan = dataclasses.replace(DDP, num_microbatches=2)
+    text = readme_of(LOOP.format(more=""), plan, tmp_path, meta={"accumulation": 2})
+    assert "with a batch of 8 (its loader's `batch_size`) and its 2 backward passes a step" in text
+
+
+def test_fewer_steps_fit_into_a_data_set_of_one_size(tmp_path: Path) -> None:
+    grown = dataclasses.replace(DDP, micro_batch=8)
+    assert "each takes 16 samples, the script alone 8" in readme_of(LOOP.format(more=""), grown, tmp_path)
+    assert "fewer optimizer steps" not in readme_of(LOOP.format(more=""), DDP, tmp_path)
+
+
+def test_batch_norm_seen_by_the_profile_counts(tmp_path: Path) -> None:
+    seen = {"hazards": [{"id": "batch-norm", "evidence": "53 batch norms"}]}
+    assert "SyncBatchNorm" in readme_of("import torchvision\n", DDP, tmp_path, meta=seen)
+
+
+def test_check_of_functions_is_a_command_that_runs(tmp_path: Path) -> None:
+    script = tmp_path / "it's.py"
+    script.write_text(
+        "import torch\ndef build_model(): return torch.nn.Linear(2, 1)\ndef make_batch(n): return torch.ones(n, 2)\n"
+        "def loss_fn(m, b): return (0 * m(b)).sum() + len(b)\n"
+    )
+    inp = dataclasses.replace(resnet(DDP), script=str(script))
+    lines = plan_files(inp, tmp_path / "plan-1")["README.md"].splitlines()
+    (command,) = [line.strip() for line in lines if " python -c " in line]
+    done = subprocess.run(["bash", "-c", command.replace(" python ", f" {sys.executable} ")], capture_output=True, text=True, check=True)
+    assert float(done.stdout) == inp.plan.global_batch
+
+
+def test_why_there_are_no_files_is_one_sentence() -> None:
+    assert why_no_files(gpt2(DDP)) == ""
+    accumulates = why_no_files(gpt2(FSDP, meta={"accumulation": 4}))
+    assert accumulates.startswith("No train file, because the script accumulates over 4")
+    pipeline = why_no_files(gpt2(Plan(pp_degree=4, schedule="1f1b", num_microbatches=8)))
+    assert "PyTorch DDP: it has no pipeline" in pipeline
+    assert launch_line(gpt2(Plan(pp_degree=4, schedule="1f1b", num_microbatches=8))) == ""

@@ -112,7 +112,7 @@ def only_rank_0_speaks() -> None:
         torch.save = plain_save
         Engine.made.save_checkpoint(f"{f}.deepspeed")
         torch.save = save
-        dist.barrier(progress.savers)
+        dist.barrier(progress.writers)
         print(f"torch.save: DeepSpeed's own checkpoint is in {f}.deepspeed/; what the script hands over is not saved", flush=True)
 
     torch.save = save
@@ -121,7 +121,7 @@ def only_rank_0_speaks() -> None:
 def agree_to_save() -> None:
     """All ranks take part in saving: stop, rather than hang, where some don't come."""
     try:
-        dist.monitored_barrier(progress.savers, timeout=datetime.timedelta(seconds=SAVE_WAIT_S), wait_all_ranks=True)
+        dist.barrier(progress.savers)
     except RuntimeError:
         raise SystemExit(
             f"rank {RANK} saves although others don't: {SCRIPT.name} decides from its own rank's loss; decide from a loss averaged over ranks"
@@ -292,7 +292,8 @@ def main() -> None:
     torch.manual_seed(0)  # equal weights on all ranks, where the script sets no seed itself
     random.seed(0)
     numpy.random.seed(0)
-    progress.savers = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=1))  # rank 0 may write for long
+    progress.savers = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=SAVE_WAIT_S))
+    progress.writers = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=1))  # rank 0 may write for long
     share_data()
     if torch.cuda.is_available():
         hold_on_host()
