@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cost_models
-from advisor.errors import CALIBRATION_HINT, AdvisorError, NoPlanError
+from advisor.errors import AdvisorError, NoPlanError
 from advisor.options import PlanOptions, ProfileOptions
 from advisor.search import Request, SearchResult, Size, Space, fewest_gpus, price, scaling, search, sizes_around
 from advisor.sections import (
@@ -73,17 +73,13 @@ def situation(step: StepProfile, options: PlanOptions, progress: Callable[[str],
     if precision not in cluster.device.peak_flops_per_s:
         have = ", ".join(cluster.device.peak_flops_per_s)
         raise AdvisorError(f"{cluster.device.name} has no {precision} arithmetic; it has {have}.", hint="Choose one with --precision.")
-    batch = options.global_batch
-    if batch is None:
-        batch = step.meta.batch_size * step.meta.accumulation * cluster.num_gpus
-        if batch < 1:
-            raise AdvisorError("The step that was seen had an empty batch.", hint="Give the script data, or a --global-batch.")
-        assumptions = (*assumptions, f"global batch {batch}: the script's own {step.meta.batch_size} x {step.meta.accumulation} on each of "
-                       f"{cluster.num_gpus} GPUs; set it with --global-batch")  # fmt: skip
+    batch, notes = _global_batch(step, options, cluster)
+    assumptions = (*assumptions, *notes)
     request = Request(
         workload=workload, cluster=cluster, global_batch=batch, objective=options.objective,
-        max_memory_share=options.max_memory_share, calibration=_calibration(options),
-        space=Space(accumulation=max(1, step.meta.accumulation) if step.meta.form == "script" else 1), tp_reason=model["tp_reason"], pp_reason=model["pp_reason"],
+        max_memory_share=options.max_memory_share, calibration=read_calibration(options.calibration),
+        space=Space(accumulation=max(1, step.meta.accumulation) if step.meta.form == "script" else 1),
+        tp_reason=model["tp_reason"], pp_reason=model["pp_reason"],
     )  # fmt: skip
     return Situation(
         step=step, workload=workload, model=model, options=options, request=request, assumptions=assumptions, warnings=warnings
@@ -99,11 +95,28 @@ def _cluster(options: PlanOptions) -> tuple[Cluster, tuple[str, ...]]:
     )  # fmt: skip
 
 
-def _calibration(options: PlanOptions) -> cost_models.Calibration:
+def _global_batch(step: StepProfile, options: PlanOptions, cluster: Cluster) -> tuple[int, tuple[str, ...]]:
+    """Samples per optimizer step: as given, else the script's own on each GPU, which is then an assumption."""
+    if options.global_batch is not None:
+        return options.global_batch, ()
+    meta = step.meta
+    batch = meta.batch_size * meta.accumulation * cluster.num_gpus
+    if batch < 1:
+        raise AdvisorError("The step that was seen had an empty batch.", hint="Give the script data, or a --global-batch.")
+    own = f"the script's own {meta.batch_size} x {meta.accumulation} on each of {cluster.num_gpus} GPUs"
+    return batch, (f"global batch {batch}: {own}; set it with --global-batch",)
+
+
+def read_calibration(path: str | None) -> cost_models.Calibration:
+    """A calibration file, or the shipped one.
+
+    Raises:
+        AdvisorError: the file is none.
+    """
     try:
-        return cost_models.load_calibration(options.calibration)
+        return cost_models.load_calibration(path)
     except (OSError, ValueError) as error:
-        raise AdvisorError(f"{options.calibration} is no calibration ({error}).", hint=CALIBRATION_HINT) from error
+        raise AdvisorError(f"{path} is no calibration ({error}).", hint="Make one with `advise calibrate RUNS.csv -o FILE`.") from error
 
 
 def searched(case: Situation) -> SearchResult:

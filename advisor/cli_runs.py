@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from advisor.errors import CALIBRATION_HINT, AdvisorError
+from advisor.errors import AdvisorError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from cost_models import Calibration
 
 _ARCH = click.option("--arch", metavar="ARCH.csv", help="Shapes of the models named in RUNS.")
 _CALIBRATION = click.option("--calibration", metavar="FILE", help="Constants of `advise calibrate` instead of the shipped ones.")
@@ -29,12 +27,13 @@ _ANCHOR = click.option("--anchor", is_flag=True, help="Correct n-GPU runs by the
 @_ANCHOR
 def predict(runs: str, out: str, arch: str | None, calibration: str | None, anchor: bool) -> None:
     """Add predicted step time, interval, memory and breakdown to each row of RUNS.csv; measured columns are ignored."""
+    from advisor.assemble import read_calibration
     from advisor.measure.predict import predict_runs
 
     if Path(out).exists() and Path(runs).exists() and Path(out).samefile(runs):
         raise AdvisorError(f"{out} is the table that is read.", hint="Choose another file with -o.")
 
-    table = predict_runs(runs, arch_csv=arch, calibration=load(calibration), anchor=anchor)
+    table = predict_runs(runs, arch_csv=arch, calibration=read_calibration(calibration), anchor=anchor)
     write_text(Path(out), table.to_csv(index=False))
     skipped = table["skipped_reason"].fillna("").astype(str)
     click.echo(f"{(skipped == '').sum()} of {len(table)} rows predicted, written to {out}")
@@ -50,9 +49,10 @@ def predict(runs: str, out: str, arch: str | None, calibration: str | None, anch
 @click.option("--json", "as_json", is_flag=True)
 def evaluate(runs: str, arch: str | None, calibration: str | None, anchor: bool, as_json: bool) -> None:
     """Compare predicted with measured step times of RUNS.csv, per source, GPU and layout, with rank quality per sweep."""
+    from advisor.assemble import read_calibration
     from advisor.measure.evaluate import evaluate_runs
 
-    found = evaluate_runs(runs, arch_csv=arch, calibration=load(calibration), anchor=anchor)
+    found = evaluate_runs(runs, arch_csv=arch, calibration=read_calibration(calibration), anchor=anchor)
     if as_json:
         click.echo(json.dumps(_plain(found.to_json()), indent=1))
         return
@@ -71,30 +71,17 @@ def evaluate(runs: str, arch: str | None, calibration: str | None, anchor: bool,
 @_CALIBRATION
 def calibrate(runs: str, out: str, arch: str | None, calibration: str | None) -> None:
     """Refit the constants on your own measured RUNS.csv, staying near the shipped ones; says by cross-validation whether it helps."""
+    from advisor.assemble import read_calibration
     from advisor.measure.calibrate import calibrate_runs
     from cost_models import calibration_toml
 
-    result = calibrate_runs(runs, arch_csv=arch, calibration=load(calibration))
+    result = calibrate_runs(runs, arch_csv=arch, calibration=read_calibration(calibration))
     write_text(Path(out), calibration_toml(result.calibration))
     for word, error in (("before", result.error_before), ("after, on runs left out", result.error_after)):
         click.echo(f"{word:24} " + "  ".join(f"{name} {value:.1%}" for name, value in error.items()))
     if len(result.moved):
         click.echo(_table(result.moved))
     click.echo(f"refitted on {result.num_runs} runs, written to {out}; use it with --calibration {out}")
-
-
-def load(path: str | None) -> Calibration:
-    """A calibration file, or the shipped one.
-
-    Raises:
-        AdvisorError: the file is none.
-    """
-    from cost_models import load_calibration
-
-    try:
-        return load_calibration(path)
-    except (OSError, ValueError) as error:
-        raise AdvisorError(f"{path} is no calibration ({error}).", hint=CALIBRATION_HINT) from error
 
 
 def write_text(path: Path, text: str) -> None:

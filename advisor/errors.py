@@ -35,7 +35,3 @@ class NoPlanError(AdvisorError):
 
 class OutputError(AdvisorError):
     """The advice cannot be written where it was asked for."""
-
-
-#: What to do about a file that is no calibration.
-CALIBRATION_HINT = "Make one with `advise calibrate RUNS.csv -o FILE`."

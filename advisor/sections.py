@@ -125,8 +125,8 @@ def smallest_sizes(sizes: Sequence[Size]) -> dict[str, int | None]:
     smallest: dict[str, int | None] = {}
     for size in sorted(sizes, key=lambda s: s.num_gpus):
         for name in size.families:
-            if size.num_gpus > 1 or name in ("DDP", "DDP + offload", "ZeRO-2 + offload"):
-                smallest.setdefault("single GPU" if size.num_gpus == 1 else name, size.num_gpus)
+            alone = "single GPU + offload" if name.endswith("+ offload") else "single GPU"
+            smallest.setdefault(alone if size.num_gpus == 1 else name, size.num_gpus)
     return smallest
 
 
