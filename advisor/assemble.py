@@ -214,7 +214,7 @@ class _PlanFiles:
             entry=case.step.meta.entry, meta=case.step.meta, model=case.model,
             num_nodes=max(1, plan.world_size // case.cluster.gpus_per_node),
             gpus_per_node=min(case.cluster.gpus_per_node, plan.world_size), precision=case.workload.compute_dtype,
-            folder=str((self.out or Path("advice")) / f"plan-{rank}"),
+            folder=str((self.out or Path("advice")) / f"plan-{rank}"), engines=tuple(case.options.engine),
         )  # fmt: skip
 
     def _inputs(self) -> dict[int, Any]:

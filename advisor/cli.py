@@ -13,7 +13,7 @@ import click
 
 from advisor.cli_runs import calibrate, evaluate, predict, write_text
 from advisor.errors import AdvisorError
-from advisor.options import CAPTURES, OBJECTIVES, PRECISIONS
+from advisor.options import CAPTURES, ENGINE_NAMES, OBJECTIVES, PRECISIONS
 
 _INTERRUPTED = 130
 
@@ -75,6 +75,12 @@ _plan_options = _options(
     ),
     click.option("--calibration", metavar="FILE", help="Constants refitted on your runs by `advise calibrate`."),
     click.option("--plans", type=int, default=3, show_default=True, metavar="K", help="Plans to write files for."),
+    click.option(
+        "--engine",
+        multiple=True,
+        type=click.Choice(ENGINE_NAMES),
+        help="Engine to write files for, may be repeated; default: all that can.",
+    ),
 )
 _output_options = _options(
     click.option(

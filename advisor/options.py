@@ -11,6 +11,8 @@ from advisor.errors import AdvisorError
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 OBJECTIVES = ("throughput", "memory", "gpus")
+#: Engines that files can be had for; `advisor.engines` holds them.
+ENGINE_NAMES = ("ddp", "fsdp2", "tensor_parallel", "deepspeed")
 CAPTURES = ("auto", "traced", "live")
 
 
@@ -51,6 +53,7 @@ class PlanOptions:
     max_memory_share: float = 0.95
     calibration: str | None = None  # TOML file of `advise calibrate`
     plans: int = 3  # plans to write files for
+    engine: Sequence[str] = ()  # names of the engines to write files for; all that can express the plan
 
     def __post_init__(self) -> None:
         _one_of("objective", self.objective, OBJECTIVES)
@@ -60,6 +63,10 @@ class PlanOptions:
             _positive(name.replace("_", "-"), getattr(self, name), whole=True)
         for name in ("gpu", "intra", "inter", "cluster", "optimizer", "calibration"):
             _text(name, getattr(self, name))
+        if isinstance(self.engine, str) or not all(isinstance(name, str) for name in self.engine):
+            raise AdvisorError(f"engine is a list of names, not {self.engine!r}.", hint='Write engine=["fsdp2"].')
+        for name in self.engine:
+            _one_of("engine", name, ENGINE_NAMES)
         _positive("max-memory-share", self.max_memory_share)
         if not 0 < self.max_memory_share <= 1:
             raise AdvisorError(

@@ -10,6 +10,9 @@ from typing import Any
 from advisor.engines.types import EngineInput
 from cost_models.types import Plan
 
+ABOUT_PARALLELIZE = "`parallelize(model)` for your own loop: short, PyTorch only, made to be read"
+ABOUT_TRAIN = "runs your script's training as the plan says"
+
 
 def block_patterns(model: Mapping[str, Any]) -> tuple[str, ...]:
     """Regular expressions for the module paths of the repeated layers: what varies between paths of one form becomes a number."""

@@ -15,7 +15,9 @@ NAME = "ddp"
 TITLE = "PyTorch DDP"
 #: Names in `cost_models/runtimes` that this engine is priced by.
 RUNTIMES: tuple[str, ...] = ("torch-ddp", "ddp")
+FOLDER = ""
 TRAIN_FILE = "train.py"
+ABOUT: Mapping[str, str] = {"parallelize.py": common.ABOUT_PARALLELIZE, "train.py": common.ABOUT_TRAIN}
 
 _MEGABYTE = 2**20
 #: DDP's default bucket, and the share of all gradients that a bucket should not exceed, so that reduction overlaps backward.
@@ -55,6 +57,11 @@ def files(inp: EngineInput, script_path: str) -> dict[str, str]:
     }  # fmt: skip
     texts = {"parallelize.py": render_python("ddp/parallelize.py.j2", context)}
     return texts | trainfile.train_file(inp, engine=NAME, file_name=TRAIN_FILE, script_path=script_path)
+
+
+def start_line(inp: EngineInput, folder: str) -> str:
+    """The torchrun command; "" where the script can't be run by a train file."""
+    return trainfile.start_line(inp, folder, engine=NAME, file_name=TRAIN_FILE)
 
 
 def validate(files: Mapping[str, str], inp: EngineInput) -> list[str]:

@@ -14,7 +14,9 @@ NAME = "deepspeed"
 TITLE = "DeepSpeed"
 #: Names in `cost_models/runtimes` that this engine is priced by.
 RUNTIMES: tuple[str, ...] = ("deepspeed-zero", "deepspeed")
+FOLDER = ""
 TRAIN_FILE = "train_deepspeed.py"
+ABOUT: Mapping[str, str] = {"ds_config.json": "the plan for DeepSpeed", "train_deepspeed.py": "the same training through DeepSpeed"}
 CONFIG_FILE = "ds_config.json"
 
 
@@ -74,6 +76,11 @@ def _zero(plan: Plan) -> dict[str, Any]:
     if plan.offload and plan.zero_stage == 3:  # priced with parameters and gradients on the host
         zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     return zero
+
+
+def start_line(inp: EngineInput, folder: str) -> str:
+    """The torchrun command; "" where the script can't be run by a train file."""
+    return trainfile.start_line(inp, folder, engine=NAME, file_name=TRAIN_FILE)
 
 
 def validate(files: Mapping[str, str], inp: EngineInput) -> list[str]:

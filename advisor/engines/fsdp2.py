@@ -15,7 +15,9 @@ NAME = "fsdp2"
 TITLE = "PyTorch FSDP2"
 #: Names in `cost_models/runtimes` that this engine is priced by.
 RUNTIMES: tuple[str, ...] = ("fsdp2",)
+FOLDER = ""
 TRAIN_FILE = "train.py"
+ABOUT: Mapping[str, str] = {"parallelize.py": common.ABOUT_PARALLELIZE, "train.py": common.ABOUT_TRAIN}
 
 #: Without repeated layers: about this many sharding units, none smaller than a million parameters (small gathers are all latency).
 _NUM_UNITS, _MIN_UNIT_PARAMS = 16, 1_000_000
@@ -61,6 +63,11 @@ def _summary(plan: Plan) -> str:
     if plan.zero_stage == 2:
         return "Shard everything between steps; a layer's weights are gathered in forward and stay for backward."
     return "Shard everything; a layer's weights are gathered just before it runs, forward and backward."
+
+
+def start_line(inp: EngineInput, folder: str) -> str:
+    """The torchrun command; "" where the script can't be run by a train file."""
+    return trainfile.start_line(inp, folder, engine=NAME, file_name=TRAIN_FILE)
 
 
 def validate(files: Mapping[str, str], inp: EngineInput) -> list[str]:

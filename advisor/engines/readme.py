@@ -9,20 +9,14 @@ from typing import Any
 from advisor.engines.checks import checks, draws, normalizes_batches
 from advisor.engines.common import arithmetic, unused_parameters
 from advisor.engines.environment import render
-from advisor.engines.launch import torchrun_line
 from advisor.engines.scripts import ScriptFacts, read_script
 from advisor.engines.types import EngineInput, Support
 
 _DEEPSPEED = "train_deepspeed.py"
 #: What an offloading plan keeps on the host, by whether parameters are sharded too.
 _HOST = {False: "optimizer states", True: "parameters, gradients and optimizer states"}
-_ABOUT = {
-    "parallelize.py": "`parallelize(model)` for your own loop: short, PyTorch only, made to be read",
-    "train.py": "runs your script's training as the plan says",
-    "ds_config.json": "the plan for DeepSpeed",
-    "train_deepspeed.py": "the same training through DeepSpeed",
-    "launch.sh": "starts it, by hand or through Slurm",
-}
+#: Files that belong to no single engine.
+_ABOUT = {"launch.sh": "starts it, by hand or through Slurm", "plan.json": "the plan for programs, and for `advise verify`"}
 #: What stands between the user's code and torch, by form of script.
 _CHANGES = {
     "script": "Nothing in your script. The train file runs it as `__main__` and stands between it and torch at four points: the optimizer's "
@@ -34,15 +28,24 @@ _CHANGES = {
 
 
 def readme(
-    inp: EngineInput, texts: Mapping[str, str], engines: list[Support], *, refusals: Mapping[str, str], trains: list[str], script_path: str
+    inp: EngineInput,
+    texts: Mapping[str, str],
+    engines: list[Support],
+    *,
+    about: Mapping[str, str],
+    starts: Mapping[str, str],
+    refusals: Mapping[str, str],
+    trains: list[str],
+    script_path: str,
 ) -> str:
     """What the plan is, how to launch it, what was changed, how to check it."""
+    lines = {**about, **_ABOUT}
     context: dict[str, Any] = {
         "label": inp.plan.label(), "script": inp.script, "form": inp.form, "plan": inp.plan, "arithmetic": arithmetic(inp.plan),
         "num_nodes": inp.num_nodes, "gpus_per_node": inp.gpus_per_node, "precision": inp.precision,
-        "files": {name: _ABOUT[name] for name in texts if name in _ABOUT}, "refusals": refusals,
+        "files": {name: lines[name] for name in texts if name in lines}, "refusals": refusals,
         "engines": [e for e in engines if not e.supported and not e.reason.startswith("there is nothing")],
-        "launch": [torchrun_line(inp, f"{inp.folder or '.'}/{name}") for name in trains], "notes": _notes(inp, trains),
+        "launch": list(starts.values()), "notes": _notes(inp, trains),
         "changes": _changes(inp, trains), "checks": checks(inp, script_path), "host": _HOST[inp.plan.zero_stage == 3] if inp.plan.offload else "nothing",
         "start": "From this folder" if inp.folder in {"", "."} else "From the folder in which you ran `advise`",
     }  # fmt: skip

@@ -15,7 +15,9 @@ NAME = "tensor_parallel"
 TITLE = "PyTorch tensor parallelism"
 #: Names in `cost_models/runtimes` that this engine is priced by.
 RUNTIMES: tuple[str, ...] = ("torch-tp",)
+FOLDER = ""
 TRAIN_FILE = "train.py"
+ABOUT: Mapping[str, str] = {"parallelize.py": common.ABOUT_PARALLELIZE, "train.py": common.ABOUT_TRAIN}
 
 #: Parts of names of weights that hold several products side by side: a contiguous cut would mix them.
 _FUSED = ("qkv", "c_attn", "query_key_value", "in_proj", "gate_up")
@@ -83,6 +85,11 @@ def _then(plan: Plan, sharded: bool) -> str:
     if plan.dp_degree == 1:
         return ""
     return ", then shard what each holds over the data ranks" if sharded else ", each group with its own share of the batch"
+
+
+def start_line(inp: EngineInput, folder: str) -> str:
+    """The torchrun command; "" where the script can't be run by a train file."""
+    return trainfile.start_line(inp, folder, engine=NAME, file_name=TRAIN_FILE)
 
 
 def validate(files: Mapping[str, str], inp: EngineInput) -> list[str]:

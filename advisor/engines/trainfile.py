@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from advisor.engines import common
@@ -38,6 +38,11 @@ def train_file(
         **(extra or {}),
     }
     return {file_name: render_python(f"{engine}/train_{inp.form}.py.j2", context)}
+
+
+def start_line(inp: EngineInput, folder: str, *, engine: str, file_name: str) -> str:
+    """The torchrun command of a train file in `folder`; "" where the script can't be run by one."""
+    return "" if why_not_run(inp, read_script(script_file(inp)), engine=engine) else torchrun_line(inp, PurePath(folder) / file_name)
 
 
 def _context(inp: EngineInput, file_name: str, script_path: str) -> dict[str, Any]:

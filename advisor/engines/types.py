@@ -29,6 +29,7 @@ class EngineInput:
     optimizer: str = ""  # used only where the script declares none
     seed: int = 0
     folder: str = ""  # the plan's folder as the user will see it, e.g. "advice/plan-1"
+    engines: tuple[str, ...] = ()  # names of the engines wanted; empty: all that can express the plan
 
     def __post_init__(self) -> None:
         if self.num_nodes * self.gpus_per_node != self.plan.world_size:
@@ -49,14 +50,19 @@ class Engine(Protocol):
 
     NAME: str
     TITLE: str
-    RUNTIMES: tuple[str, ...]
-    TRAIN_FILE: str
+    RUNTIMES: tuple[str, ...]  # names in `cost_models/runtimes` that it is priced by
+    FOLDER: str  # of its files below the plan's folder; "" for the plan's folder itself
+    TRAIN_FILE: str  # "" where the engine has no file that trains by itself
+    ABOUT: Mapping[str, str]  # one line for the README by file name
 
     def supports(self, plan: Plan, model: Mapping[str, Any]) -> str:
         """Empty when the engine can express the plan, else the reason why not."""
 
     def files(self, inp: EngineInput, script_path: str) -> dict[str, str]:
-        """Texts by file name. `script_path` leads from the plan's folder to the user's script."""
+        """Texts by file name. `script_path` leads from the engine's folder to the user's script."""
 
     def validate(self, files: Mapping[str, str], inp: EngineInput) -> list[str]:
         """What is wrong with the files; empty when they are right."""
+
+    def start_line(self, inp: EngineInput, folder: str) -> str:
+        """The command that trains with the files in `folder` (the engine's own, as the user sees it); "" where nothing can be started."""

@@ -1,4 +1,4 @@
-"""Writes a plan's folder: every engine's files that can express the plan, a launch script and a README."""
+"""Writes a plan's folder: every engine's files that can express the plan, launch files, plan.json and a README."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from advisor.engines import ddp, deepspeed, fsdp2, tensor_parallel
 from advisor.engines.environment import render
-from advisor.engines.launch import torchrun_line
+from advisor.engines.plan_json import PLAN_FILE, to_text
 from advisor.engines.readme import readme
 from advisor.engines.scripts import read_script, why_not_run
 from advisor.engines.types import Engine, EngineInput, Support
@@ -27,9 +27,15 @@ def engines_for(plan: Plan, model: Mapping[str, Any]) -> list[Support]:
 
 
 def _able(inp: EngineInput) -> list[Engine]:
-    """Engines that can express the plan, the one it was priced for first."""
-    able = [e for e in ENGINES if not e.supports(inp.plan, inp.model)]
+    """Engines that are wanted and can express the plan, the one it was priced for first."""
+    able = [e for e in ENGINES if (e.NAME in inp.engines or not inp.engines) and not e.supports(inp.plan, inp.model)]
     return sorted(able, key=lambda e: inp.plan.runtime not in e.RUNTIMES)
+
+
+def _engine_files(engine: Engine, inp: EngineInput, folder: Path) -> dict[str, str]:
+    """An engine's texts by bare file name."""
+    script_path = Path(os.path.relpath(inp.script, folder / engine.FOLDER)).as_posix()
+    return engine.files(inp, script_path)
 
 
 def plan_files(inp: EngineInput, folder: Path) -> dict[str, str]:
@@ -37,21 +43,43 @@ def plan_files(inp: EngineInput, folder: Path) -> dict[str, str]:
     script_path = Path(os.path.relpath(inp.script, folder)).as_posix()
     texts: dict[str, str] = {}
     for engine in _able(inp):
-        texts |= engine.files(inp, script_path)
-    trains = [e.TRAIN_FILE for e in _able(inp) if e.TRAIN_FILE in texts]
-    trains = list(dict.fromkeys(trains))
+        texts |= {_placed(engine, name): text for name, text in _engine_files(engine, inp, folder).items()}
+    trains = [e.TRAIN_FILE for e in _able(inp) if not e.FOLDER and e.TRAIN_FILE in texts]
     if trains:
         texts["launch.sh"] = render("common/launch.sh.j2", _launch_context(inp, trains))
+    texts[PLAN_FILE] = to_text(inp, script_path)
+    supports = engines_for(inp.plan, inp.model)
     texts["README.md"] = readme(
-        inp, texts, engines_for(inp.plan, inp.model), refusals=_refusals(inp), trains=trains, script_path=script_path
+        inp, texts, supports, about=_about(inp), starts=start_lines(inp), refusals=_refusals(inp), trains=trains, script_path=script_path
     )
     return texts
+
+
+def _placed(engine: Engine, name: str) -> str:
+    return f"{engine.FOLDER}/{name}" if engine.FOLDER else name
+
+
+def _about(inp: EngineInput) -> dict[str, str]:
+    """README lines by file name below the plan's folder."""
+    return {_placed(engine, name): line for engine in _able(inp) for name, line in engine.ABOUT.items()}
+
+
+def start_lines(inp: EngineInput, folder: str | PurePath = "") -> dict[str, str]:
+    """The command that trains with each able engine, by its name; without those that can't start anything.
+
+    Args:
+        inp: plan and script.
+        folder: of the plan's files, as the user sees it; by default `inp.folder`.
+    """
+    base = PurePath(folder or inp.folder or ".")
+    lines = {engine.NAME: engine.start_line(inp, str(base / engine.FOLDER)) for engine in _able(inp)}
+    return {name: line for name, line in lines.items() if line}
 
 
 def _refusals(inp: EngineInput) -> dict[str, str]:
     """Why an able engine's train file isn't written, by train file name."""
     facts = read_script(Path(inp.script))
-    reasons = {e.TRAIN_FILE: why_not_run(inp, facts, engine=e.NAME) for e in _able(inp)}
+    reasons = {_placed(e, e.TRAIN_FILE): why_not_run(inp, facts, engine=e.NAME) for e in _able(inp) if e.TRAIN_FILE}
     return {name: reason for name, reason in reasons.items() if reason}
 
 
@@ -75,14 +103,14 @@ def write_plan(inp: EngineInput, folder: Path) -> tuple[str, ...]:
     Raises:
         ValueError: a text does not pass its engine's own check (a fault of this package, not of the user).
     """
-    texts = plan_files(inp, folder)
     for engine in _able(inp):
-        problems = engine.validate(texts, inp)
+        problems = engine.validate(_engine_files(engine, inp, folder), inp)
         if problems:
             raise ValueError(f"{engine.TITLE} files for {inp.plan.label()}: {'; '.join(problems)}")
-    folder.mkdir(parents=True, exist_ok=True)
+    texts = plan_files(inp, folder)
     for name, text in texts.items():
         target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf8")
         if name.endswith(".sh"):
             target.chmod(0o755)
@@ -90,21 +118,18 @@ def write_plan(inp: EngineInput, folder: Path) -> tuple[str, ...]:
 
 
 def launch_line(inp: EngineInput, folder: str | PurePath = "") -> str:
-    """The command that starts the plan; "" where no train file can be written.
+    """The command that starts the plan with the engine it was priced for, or the next that can; "" where none can.
 
     Args:
         inp: plan and script.
         folder: of the plan's files, as the user sees it; by default `inp.folder`.
     """
-    facts = read_script(Path(inp.script))
-    able = [e for e in _able(inp) if not why_not_run(inp, facts, engine=e.NAME)]
-    return torchrun_line(inp, PurePath(folder or inp.folder) / able[0].TRAIN_FILE) if able else ""
+    return next(iter(start_lines(inp, folder).values()), "")
 
 
 def why_no_files(inp: EngineInput) -> str:
     """One sentence on why the plan has no train file; "" where it has one."""
-    able = _able(inp)
-    if not able:
+    if not _able(inp):
         reasons = "; ".join(f"{s.engine}: {s.reason}" for s in engines_for(inp.plan, inp.model))
         return f"No files, as no engine here can express this plan ({reasons})."
     if launch_line(inp):

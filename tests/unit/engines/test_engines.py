@@ -89,7 +89,7 @@ def test_launch_line_names_nodes_and_a_rendezvous_only_when_there_are_several() 
 @pytest.mark.parametrize("case", CASES)
 def test_generated_files_pass_their_own_check(case: str, tmp_path: Path) -> None:
     written = write_plan(CASES[case], tmp_path / "plan-1")
-    assert {p.name for p in (tmp_path / "plan-1").iterdir()} == set(written)
+    assert {p.relative_to(tmp_path / "plan-1").as_posix() for p in (tmp_path / "plan-1").rglob("*") if p.is_file()} == set(written)
     assert (tmp_path / "plan-1" / "launch.sh").stat().st_mode & 0o111
 
 
@@ -175,7 +175,7 @@ def test_train_file_validator_catches(engine, old: str, new: str, complaint: str
 )
 def test_scripts_that_cannot_be_run_get_no_train_file_but_a_reason(meta: dict, reason: str) -> None:
     files = plan_files(gpt2(FSDP, meta=meta), Path("advice/plan-1"))
-    assert set(files) == {"parallelize.py", "ds_config.json", "README.md"}
+    assert set(files) == {"parallelize.py", "ds_config.json", "plan.json", "README.md"}
     assert reason in files["README.md"]
     assert launch_line(gpt2(FSDP, meta=meta)) == ""
 
@@ -327,7 +327,7 @@ def test_launch_lines_start_from_where_the_folder_is_seen(tmp_path: Path) -> Non
     assert "nproc-per-node 2 out/plan-1/train.py" in away
     here = readme_of("x = 1\n", DDP, tmp_path, folder="")
     assert "From this folder:" in here
-    assert "nproc-per-node 2 ./train.py" in here
+    assert "nproc-per-node 2 train.py" in here
     assert "`python ../script.py`" in here
 
 

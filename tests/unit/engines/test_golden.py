@@ -25,7 +25,8 @@ def test_files_are_as_committed(case: str, check_golden) -> None:
     texts = plan_files(CASES[case], FOLDER)
     for name, text in texts.items():
         check_golden(f"engines/{case}/{name}", text)
-    committed = {p.name for p in (REPOSITORY / "tests/golden/engines" / case).iterdir()}
+    folder = REPOSITORY / "tests/golden/engines" / case
+    committed = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     assert committed == set(texts)
 
 
@@ -33,6 +34,7 @@ def test_files_are_as_committed(case: str, check_golden) -> None:
 def test_python_is_clean(case: str, tmp_path: Path) -> None:
     for name, text in plan_files(CASES[case], FOLDER).items():
         if name.endswith(".py"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text(text)
     settings = ["--config", str(REPOSITORY / "pyproject.toml")]
     # docstrings, prints and the shell of others' code apart, the repository's own rules
