@@ -213,7 +213,7 @@ class _PlanFiles:
             plan=plan, script=case.step.meta.script, script_args=tuple(self.seeing.args), form=case.step.meta.form,
             entry=case.step.meta.entry, meta=case.step.meta, model=case.model,
             num_nodes=max(1, plan.world_size // case.cluster.gpus_per_node),
-            gpus_per_node=min(case.cluster.gpus_per_node, plan.world_size), precision=case.workload.compute_dtype,
+            gpus_per_node=min(case.cluster.gpus_per_node, plan.world_size), gpu=case.cluster.device.name, precision=case.workload.compute_dtype,
             folder=str((self.out or Path("advice")) / f"plan-{rank}"), engines=tuple(case.options.engine),
         )  # fmt: skip
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from advisor.engines import launch
 from advisor.engines.checks import checks, draws, normalizes_batches
 from advisor.engines.common import arithmetic, unused_parameters
 from advisor.engines.environment import render
@@ -16,7 +17,7 @@ _DEEPSPEED = "train_deepspeed.py"
 #: What an offloading plan keeps on the host, by whether parameters are sharded too.
 _HOST = {False: "optimizer states", True: "parameters, gradients and optimizer states"}
 #: Files that belong to no single engine.
-_ABOUT = {"launch.sh": "starts it, by hand or through Slurm", "plan.json": "the plan for programs, and for `advise verify`"}
+_ABOUT = {**launch.ABOUT, "plan.json": "the plan for programs, and for `advise verify`"}
 #: What stands between the user's code and torch, by form of script.
 _CHANGES = {
     "script": "Nothing in your script. The train file runs it as `__main__` and stands between it and torch at four points: the optimizer's "

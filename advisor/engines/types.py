@@ -25,6 +25,7 @@ class EngineInput:
     model: Mapping[str, Any] = field(default_factory=dict)  # the report's "model": block_paths, tp_pairs, unused_parameters, ...
     num_nodes: int = 1
     gpus_per_node: int = 1
+    gpu: str = ""  # catalogue name
     precision: str = "fp32"  # of the matrix products: fp32, tf32, fp16, bf16
     optimizer: str = ""  # used only where the script declares none
     seed: int = 0

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
 from advisor.engines import ddp, deepspeed, fsdp2, tensor_parallel
-from advisor.engines.environment import render
+from advisor.engines.launch import launch_files
 from advisor.engines.plan_json import PLAN_FILE, to_text
 from advisor.engines.readme import readme
 from advisor.engines.scripts import read_script, why_not_run
@@ -46,7 +45,7 @@ def plan_files(inp: EngineInput, folder: Path) -> dict[str, str]:
         texts |= {_placed(engine, name): text for name, text in _engine_files(engine, inp, folder).items()}
     trains = [e.TRAIN_FILE for e in _able(inp) if not e.FOLDER and e.TRAIN_FILE in texts]
     if trains:
-        texts["launch.sh"] = render("common/launch.sh.j2", _launch_context(inp, trains))
+        texts |= launch_files(inp, trains)
     texts[PLAN_FILE] = to_text(inp, script_path)
     supports = engines_for(inp.plan, inp.model)
     texts["README.md"] = readme(
@@ -81,13 +80,6 @@ def _refusals(inp: EngineInput) -> dict[str, str]:
     facts = read_script(Path(inp.script))
     reasons = {_placed(e, e.TRAIN_FILE): why_not_run(inp, facts, engine=e.NAME) for e in _able(inp) if e.TRAIN_FILE}
     return {name: reason for name, reason in reasons.items() if reason}
-
-
-def _launch_context(inp: EngineInput, trains: list[str]) -> dict[str, Any]:
-    return {
-        "label": inp.plan.label(), "num_nodes": inp.num_nodes, "gpus_per_node": inp.gpus_per_node, "files": trains,
-        "folder": shlex.quote(inp.folder or "."),
-    }  # fmt: skip
 
 
 def write_plan(inp: EngineInput, folder: Path) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ def _input(
 ) -> EngineInput:
     per_node = min(8, plan.world_size)
     return EngineInput(
-        plan=plan, script=meta.script, form=meta.form, meta=meta, num_nodes=plan.world_size // per_node, gpus_per_node=per_node,
+        plan=plan, script=meta.script, form=meta.form, meta=meta, num_nodes=plan.world_size // per_node, gpus_per_node=per_node, gpu="h100-sxm-80gb",
         model={"block_paths": blocks, "tp_pairs": pairs or [], **(model or {})}, folder="advice/plan-1", **more,
     )  # fmt: skip
 

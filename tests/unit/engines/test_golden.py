@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,12 +42,3 @@ def test_python_is_clean(case: str, tmp_path: Path) -> None:
     for command in (check, shape):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_shell_is_clean(case: str, tmp_path: Path) -> None:
-    script = tmp_path / "launch.sh"
-    script.write_text(plan_files(CASES[case], FOLDER)["launch.sh"])
-    subprocess.run(["bash", "-n", script], check=True)
-    if shutil.which("shellcheck"):
-        subprocess.run(["shellcheck", script], check=True)

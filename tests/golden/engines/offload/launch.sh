@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # FSDP 4, CPU offload: 1 node x 4 GPUs.
-#   through Slurm:  sbatch --nodes=1 --ntasks-per-node=1 --gpus-per-node=4 --wrap "srun advice/plan-1/launch.sh"
+#   through Slurm:  sbatch advice/plan-1/launch/slurm.sbatch
 #   other engine:   TRAIN=train_deepspeed.py advice/plan-1/launch.sh
 # Arguments are handed on.
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # TP 4 x FSDP 4, recompute selective: 2 nodes x 8 GPUs.
 #   on every node:  HEAD_NODE=<name of the first node> advice/plan-1/launch.sh
-#   through Slurm:  sbatch --nodes=2 --ntasks-per-node=1 --gpus-per-node=8 --wrap "srun advice/plan-1/launch.sh"
+#   through Slurm:  sbatch advice/plan-1/launch/slurm.sbatch
 # Arguments are handed on.
 set -euo pipefail
 

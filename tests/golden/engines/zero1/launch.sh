@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ZeRO-1 8: 1 node x 8 GPUs.
-#   through Slurm:  sbatch --nodes=1 --ntasks-per-node=1 --gpus-per-node=8 --wrap "srun advice/plan-1/launch.sh"
+#   through Slurm:  sbatch advice/plan-1/launch/slurm.sbatch
 #   other engine:   TRAIN=train.py advice/plan-1/launch.sh
 # Arguments are handed on.
 set -euo pipefail
