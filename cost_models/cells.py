@@ -22,6 +22,7 @@ from cost_models.terms.compute import (
     device_shapes,
     peak_flops_per_s,
 )  # fmt: skip
+from cost_models.terms.volumes import gather_bytes
 from cost_models.traits import Runtime
 from cost_models.types import Cluster, FloatArray, IntArray, OpTable, PlanTable, Workload
 
@@ -47,6 +48,11 @@ class Cells:
     selective_share: FloatArray  # of the forward pass that selective recomputation runs again; 0: attention
     measured_host_s: FloatArray  # per kernel, from a profile; 0: not measured
     collectives: FloatArray  # tensor-parallel all-reduces in the forward pass; 0 without tensor parallelism
+    edges: FloatArray  # gathers of a divided sequence where it must be whole, in the forward pass; sequence parallelism only
+    in_sequence: FloatArray  # 1 where sequence parallelism divides what lies between the layers' products
+    logits_bytes: FloatArray  # gathered over the vocabulary
+    whole_tensors: FloatArray  # trained parameters that every tensor rank holds whole and uses on its part of the sequence
+    whole_bytes: FloatArray  # of their gradients
     boundary_bytes: FloatArray  # whole activation at the unit's output
     all_to_all_bytes: FloatArray  # tokens sent to experts, one direction
     context_bytes: FloatArray  # keys and values of one context rank
@@ -55,6 +61,7 @@ class Cells:
     trainable_share: FloatArray
     num_layers: FloatArray
     can_recompute: FloatArray
+    is_unit: FloatArray  # sharded and gathered layer by layer; 0: part of the root
     workload: IntArray  # per cell, as all below
     cluster: IntArray
     pair: IntArray
@@ -62,6 +69,8 @@ class Cells:
     cp_degree: FloatArray
     ep_degree: FloatArray
     regathers: FloatArray
+    early_stop: FloatArray
+    reduces_whole: FloatArray
     sequence_parallel: FloatArray
 
 
@@ -96,13 +105,16 @@ def make_cells(
     unit_start = np.cumsum(num_groups[w]) - num_groups[w]
     unit = unit_start[cell] + op_group[at]
     group_at, unit_cell = ragged((np.cumsum(num_groups) - num_groups)[w], num_groups[w])
-    g = {name: values[group_at] for name, values in _group_columns(workloads).items()}
+    g = {name: values[group_at] for name, values in group_columns(workloads).items()}
     tp, cp, ep, micro = (getattr(plans, n).astype(np.float64) for n in ("tp_degree", "cp_degree", "ep_degree", "micro_batch"))
     samples, sequence = micro / cp, plans.sequence_parallel.astype(np.float64)
+    outside = {name: np.array([getattr(r, name) for r in runtimes])[plans.runtime][unit_cell] for name in ("whole_outside", "tied_whole")}
+    sizes = unit_sizes(g, tp[unit_cell], ep[unit_cell], samples[unit_cell], **outside)
+    tp_here = tensor_degree(g, tp[unit_cell], outside["tied_whole"])
     num_experts = np.array([x.num_experts for x in workloads])[w][cell]
     expert = (ops.kind == GEMM) & (ops.op_class != ATTENTION_CLASS) & (num_experts > 1) & (ops.batch == num_experts)
     shapes = device_shapes(
-        ops, Split(samples=samples[cell], tp_degree=tp[cell], ep_degree=ep[cell], sequence_parallel=sequence[cell]),
+        ops, Split(samples=samples[cell], tp_degree=tp_here[unit], ep_degree=ep[cell], sequence_parallel=sequence[cell] * sizes["in_sequence"][unit]),
         expert=expert.astype(np.int64), **_rates(workloads=workloads, clusters=clusters, w=w, c=c, cell=cell, can_be_low=_is_weight_product(ops) & (g["can_recompute"][unit] > 0)),
     )  # fmt: skip
     fused = np.array([r.memory_traffic_share for r in runtimes])[plans.runtime][cell]
@@ -117,9 +129,10 @@ def make_cells(
         op_unit=unit, op_phase=ops.phase, op_attention=(ops.op_class == ATTENTION_CLASS) & (ops.phase == FORWARD),
         num_units=len(unit_cell), unit_start=unit_start, unit_cell=unit_cell,
         **_launches(unit, ops, kernels, len(unit_cell)), selective_share=selective[plans.runtime][unit_cell], measured_host_s=measured[w][unit_cell],
-        **_unit_sizes(g, tp[unit_cell], ep[unit_cell], samples[unit_cell]), workload=w, cluster=c, pair=pair,
+        **sizes, workload=w, cluster=c, pair=pair,
         tp_degree=tp, cp_degree=cp, ep_degree=ep, regathers=np.array([r.regathers_weight_gradient for r in runtimes])[plans.runtime],
-        sequence_parallel=sequence,
+        early_stop=np.array([r.early_stop for r in runtimes])[plans.runtime],
+        reduces_whole=np.array([r.reduces_whole_gradients for r in runtimes])[plans.runtime], sequence_parallel=sequence,
     )  # fmt: skip
 
 
@@ -175,7 +188,8 @@ def _rates(
     }  # fmt: skip
 
 
-def _group_columns(workloads: Sequence[Workload]) -> dict[str, FloatArray]:
+def group_columns(workloads: Sequence[Workload]) -> dict[str, FloatArray]:
+    """Sizes of the groups of all workloads, one after the other, for one sample."""
     names = (
         "num_params",
         "num_trainable_params",
@@ -184,8 +198,20 @@ def _group_columns(workloads: Sequence[Workload]) -> dict[str, FloatArray]:
         "boundary_bytes",
         "num_tp_collectives",
         "can_recompute",
+        "is_unit",
     )
     out = {name: np.array([float(getattr(g, name)) for w in workloads for g in w.groups]) for name in names}
+    whole = [
+        [(1.0, p.num_elements * w.grad_bytes) for p in g.param_shapes if p.trainable and p.tp_split == "none"]
+        for w in workloads
+        for g in w.groups
+    ]
+    out["whole_tensors"], out["whole_bytes"] = (np.array([sum(t[i] for t in tensors) for tensors in whole]) for i in range(2))
+    out["is_tied"] = np.array([float(w.tied_params > 0) for w in workloads for _ in w.groups])
+    logits = [w.tokens_per_sample * w.vocab_size * gather_bytes(w) * (w.logits_bytes > 0) for w in workloads]
+    out["logits_bytes"] = np.array(
+        [size * (g is w.groups[-1]) * (g.num_tp_params > 0) for w, size in zip(workloads, logits, strict=True) for g in w.groups]
+    )
     out["num_layers"] = np.array([float(g.num_layers) for w in workloads for g in w.groups])
     sends = [
         2.0 * w.tokens_per_sample * w.num_active_experts * w.hidden_size * (g.num_expert_params > 0) for w in workloads for g in w.groups
@@ -197,12 +223,34 @@ def _group_columns(workloads: Sequence[Workload]) -> dict[str, FloatArray]:
     return out
 
 
-def _unit_sizes(g: dict[str, FloatArray], tp: FloatArray, ep: FloatArray, samples: FloatArray) -> dict[str, FloatArray]:
+def tensor_degree(g: dict[str, FloatArray], tp: FloatArray, tied_whole: FloatArray | float) -> FloatArray:
+    """Over how many ranks each group is divided."""
+    return np.where((g["is_unit"] == 0) & (g["is_tied"] > 0) & (np.asarray(tied_whole) > 0), 1.0, tp)
+
+
+def unit_sizes(
+    g: dict[str, FloatArray], tp: FloatArray, ep: FloatArray, samples: FloatArray, *, whole_outside: FloatArray | float,
+    tied_whole: FloatArray | float,
+) -> dict[str, FloatArray]:  # fmt: skip
+    """What one device holds and communicates of each group.
+
+    Args:
+        g: columns of `group_columns`.
+        tp: tensor degree.
+        ep: expert degree.
+        samples: of a micro-batch on one context rank.
+        whole_outside: 1 where sequences and logits are whole outside the layers.
+        tied_whole: 1 where tied embeddings and heads are not divided.
+    """
+    tp_here, joins = tensor_degree(g, tp, tied_whole), (g["is_unit"] == 0) & (np.asarray(whole_outside) > 0)
     split = g["num_tp_params"] - g["num_expert_params"]
     return {
-        "collectives": np.where(tp > 1, g["num_tp_collectives"], 0.0), "boundary_bytes": g["boundary_bytes"] * samples,
+        "collectives": np.where(tp_here > 1, g["num_tp_collectives"], 0.0),
+        "whole_tensors": np.where(tp_here > 1, g["whole_tensors"], 0.0), "whole_bytes": np.where(tp_here > 1, g["whole_bytes"], 0.0),
+        "edges": np.where(joins & (tp > 1), g["num_tp_collectives"], 0.0), "in_sequence": np.where(joins, 0.0, 1.0),
+        "logits_bytes": np.where(joins & (tp_here > 1), g["logits_bytes"], 0.0) * samples, "boundary_bytes": g["boundary_bytes"] * samples,
         "all_to_all_bytes": g["all_to_all_bytes"] * samples, "context_bytes": g["context_bytes"] * samples / tp,
-        "dense_params": np.maximum(split, 0.0) / tp + (g["num_params"] - np.maximum(g["num_tp_params"], g["num_expert_params"])),
-        "expert_params": g["num_expert_params"] / (tp * ep), "num_layers": g["num_layers"], "can_recompute": g["can_recompute"],
+        "dense_params": np.maximum(split, 0.0) / tp_here + (g["num_params"] - np.maximum(g["num_tp_params"], g["num_expert_params"])),
+        "expert_params": g["num_expert_params"] / (tp * ep), "num_layers": g["num_layers"], "can_recompute": g["can_recompute"], "is_unit": g["is_unit"],
         "trainable_share": g["num_trainable_params"] / np.maximum(g["num_params"], 1.0),
     }  # fmt: skip

@@ -36,7 +36,8 @@ def estimate(workload: Workload, cluster: Cluster, plans: PlanTable, calibration
     """
     calibration = calibration or load_calibration()
     packed = pack((workload,), (cluster,), plans)
-    return _estimates(packed, calibration, memory_costs(workload, cluster, plans, calibration))
+    memory = memory_costs(workload, cluster, plans, calibration, kinds=(packed.kind_plan, packed.kind))
+    return _estimates(packed, calibration, memory)
 
 
 def estimate_rows(

@@ -2,21 +2,23 @@
 
 A plan's price has few distinct ingredients. A *cell* is what one device executes for one layer (workload, device, runtime, tensor,
 context and expert degree, micro-batch, sequence parallelism); a *layout* adds pipeline stages and recomputation; a *ring* is a set of
-communication groups. Everything here is independent of the calibration, so that a fit packs once and prices often.
+communication groups; a *kind* is plans that differ in nothing but their number of micro-batches. Everything here is independent of the
+calibration, so that a fit packs once and prices often.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from cost_models.cells import Cells, make_cells
 from cost_models.numbering import distinct, ragged
 from cost_models.stages import stage_split
+from cost_models.terms.volumes import shard_padding
 from cost_models.traits import PIPELINE_CUTS, Runtime, load_runtime
-from cost_models.types import RECOMPUTES, Cluster, FloatArray, IntArray, PlanTable, Workload
+from cost_models.types import RECOMPUTES, Cluster, FloatArray, IntArray, Plan, PlanTable, Workload
 
 FULL, SELECTIVE = RECOMPUTES.index("full"), RECOMPUTES.index("selective")
 
@@ -66,8 +68,12 @@ class Packed:
     cells: Cells
     layouts: Layouts
     rings: Rings
-    layout: IntArray  # per plan
-    ring: IntArray  # per plan
+    kind: IntArray  # per plan
+    kind_plan: IntArray  # per kind: its first plan
+    layout: IntArray  # per kind
+    ring: IntArray  # per kind
+    padding: FloatArray  # (distinct, 2): what equal shards of the layers and of the root take over what they hold
+    padded: IntArray  # per kind: its row of it
 
 
 def pack(
@@ -97,20 +103,21 @@ def pack(
     devices = list(dict.fromkeys((x.device.family, x.device.name) for x in clusters))
     pairs = tuple((r.calibrated_as or r.name, *d) for r in runtimes for d in devices)
     device = np.array([devices.index((x.device.family, x.device.name)) for x in clusters])
-    keys = (w, c, plans.runtime, plans.tp_degree, plans.cp_degree, plans.ep_degree, plans.micro_batch, plans.sequence_parallel)
-    first, cell_of_plan = distinct(*keys)
+    kind_plan, kind = distinct(w, c, *(getattr(plans, f.name) for f in fields(Plan) if f.name != "num_microbatches"))
+    one, w, c = plans.take(kind_plan), w[kind_plan], c[kind_plan]
+    first, cell = distinct(w, c, one.runtime, one.tp_degree, one.cp_degree, one.ep_degree, one.micro_batch, one.sequence_parallel)
     cells = make_cells(
-        workloads=workloads, clusters=clusters, runtimes=runtimes, plans=plans.take(first), w=w[first], c=c[first], device=device
+        workloads=workloads, clusters=clusters, runtimes=runtimes, plans=one.take(first), w=w[first], c=c[first], device=device
     )
-    layout_first, layout = distinct(cell_of_plan, plans.pp_degree, plans.virtual_stages, plans.recompute)
-    layouts = _layouts(workloads, runtimes, cells, plans.take(layout_first), cell_of_plan[layout_first])
-    ring_keys = (c, plans.runtime, plans.dp_replicate_degree, plans.dp_shard_degree, plans.tp_degree, plans.cp_degree, plans.ep_degree)
-    ring_first, ring = distinct(*ring_keys)
-    rings = _rings(plans.take(ring_first), c[ring_first], device)
+    layout_first, layout = distinct(cell, one.pp_degree, one.virtual_stages, one.recompute)
+    layouts = _layouts(workloads, runtimes, cells, one.take(layout_first), cell[layout_first])
+    ring_first, ring = distinct(c, one.runtime, one.dp_replicate_degree, one.dp_shard_degree, one.tp_degree, one.cp_degree, one.ep_degree)
+    rings = _rings(one.take(ring_first), c[ring_first], device)
+    padded_first, padded = distinct(w, ring)
     return Packed(
-        workloads=tuple(workloads), clusters=tuple(clusters), runtimes=runtimes, pairs=pairs, plans=plans,
-        workload=workload, cluster=cluster, cells=cells, layouts=layouts,
-        rings=rings, layout=layout, ring=ring,
+        workloads=tuple(workloads), clusters=tuple(clusters), runtimes=runtimes, pairs=pairs, plans=plans, workload=workload, cluster=cluster,
+        cells=cells, layouts=layouts, rings=rings, kind=kind, kind_plan=kind_plan, layout=layout, ring=ring, padded=padded,
+        padding=_padding([workloads[i] for i in w[padded_first]], [runtimes[i] for i in one.runtime[padded_first]], rings, ring[padded_first]),
     )  # fmt: skip
 
 
@@ -126,6 +133,12 @@ def _rings(plans: PlanTable, cluster: IntArray, device: IntArray) -> Rings:
         pair=plans.runtime * num_devices + device[cluster], cluster=cluster, shard_ranks=shard, replicate_ranks=f["dp_replicate_degree"],
         data_ranks=data, expert_ranks=np.maximum(data / f["ep_degree"], 1.0), tp_degree=f["tp_degree"], ep_degree=f["ep_degree"],
     )  # fmt: skip
+
+
+def _padding(workloads: Sequence[Workload], runtimes: Sequence[Runtime], rings: Rings, ring: IntArray) -> FloatArray:
+    """Factors on what is sharded, for pairs of a workload and a ring."""
+    rows = zip(workloads, runtimes, rings.shard_ranks[ring], rings.tp_degree[ring], strict=True)
+    return np.array([shard_padding(w, r, shard, tp) for w, r, shard, tp in rows])
 
 
 def _layouts(workloads: Sequence[Workload], runtimes: Sequence[Runtime], cells: Cells, plans: PlanTable, cell: IntArray) -> Layouts:
@@ -152,7 +165,7 @@ def _layouts(workloads: Sequence[Workload], runtimes: Sequence[Runtime], cells: 
 def _template(workload: Workload, num_ranks: int, virtual_stages: int, cut: str) -> tuple[IntArray, IntArray, IntArray, int]:
     """Rank, group and count of the non-empty parts of each pipeline rank, and the group with the largest output at a cut."""
     split = stage_split(workload, num_ranks * virtual_stages, cut=cut)
-    counts = split.counts.reshape(virtual_stages, num_ranks, -1).sum(axis=0)
+    counts = split.on_ranks(num_ranks)
     rank, group = np.nonzero(counts)
     outputs = np.array([g.boundary_bytes for g in workload.groups])
     largest = int(split.boundary_group[np.argmax(outputs[split.boundary_group])]) if len(split.boundary_group) else 0

@@ -1,4 +1,4 @@
-"""From packed plans and a calibration to seconds: cells, then pipeline stages, then plans. Array arithmetic only."""
+"""From packed plans and a calibration to seconds: cells, pipeline stages, kinds of plans, plans. Array arithmetic only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import numpy as np
 from cost_models.calibrate_io import Calibration
 from cost_models.cells import Cells
 from cost_models.pack import Packed
-from cost_models.price_plans import Constants, RankCosts, at_pair, machine_of, price_plans, price_rings
-from cost_models.terms import communication, compute, pipeline
+from cost_models.price_plans import Constants, RankCosts, RingCosts, at_pair, machine_of, price_kinds, price_rings
+from cost_models.seconds import Seconds
+from cost_models.terms import communication, compute, pipeline, volumes
 from cost_models.types import TIME_PARTS, FloatArray
 
 _CHUNK = 1 << 14  # plans priced together: their arrays stay in the processor's cache
+_CONTEXT_EXPOSED_SHARE = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,7 @@ class _Units:
     selective_s: FloatArray  # run again by selective recomputation
     link_s: FloatArray  # tensor, context and expert collectives
     full_link_s: FloatArray  # of it again under full recomputation
+    selective_link_s: FloatArray
     host_s: FloatArray
     full_host_s: FloatArray
     selective_host_s: FloatArray
@@ -45,13 +48,26 @@ def price(packed: Packed, calibration: Calibration, *, anchors: FloatArray | Non
     constants = calibration.table(packed.pairs)
     units = _price_units(packed, constants, np.ones(len(packed.workloads)) if anchors is None else anchors)
     ranks = _price_ranks(packed, units)
-    rings = price_rings(packed, constants)
+    kinds = _all_kinds(packed, constants, ranks, price_rings(packed, constants))
+    grows = {name for name, seconds in kinds.items() if seconds.further.any()}
     out = {name: np.empty(len(packed.plans)) for name in TIME_PARTS}
     for start in range(0, len(packed.plans), _CHUNK):
         part = slice(start, start + _CHUNK)
-        for name, values in price_plans(packed, constants, ranks, rings, part).items():
-            out[name][part] = values
+        kind, further = packed.kind[part], packed.plans.num_microbatches[part] - 1.0
+        for name, seconds in kinds.items():
+            one = seconds.one.take(kind)
+            out[name][part] = one + further * seconds.further.take(kind) if name in grows else one
     return out
+
+
+def _all_kinds(packed: Packed, constants: Constants, ranks: RankCosts, rings: RingCosts) -> dict[str, Seconds]:
+    """Seconds of every kind of plans by part."""
+    parts = [slice(start, start + _CHUNK) for start in range(0, len(packed.kind_plan), _CHUNK)]
+    chunks = [price_kinds(packed, constants, ranks, rings, part) for part in parts]
+    return {
+        name: Seconds(one=np.concatenate([c[name].one for c in chunks]), further=np.concatenate([c[name].further for c in chunks]))
+        for name in TIME_PARTS
+    }
 
 
 def _price_units(packed: Packed, constants: Constants, anchors: FloatArray) -> _Units:
@@ -68,7 +84,7 @@ def _price_units(packed: Packed, constants: Constants, anchors: FloatArray) -> _
     calls = cells.collectives * k["host_s_per_collective"]
     return _Units(
         compute_s=forward + backward, forward_s=forward, selective_s=np.where(share > 0, share * forward, attention),
-        link_s=link, full_link_s=full_link, host_s=(launch * (cells.forward_kernels + cells.backward_kernels) + 2 * calls) * anchor,
+        link_s=link, full_link_s=full_link, selective_link_s=np.where(share > 0, full_link, 0.0), host_s=(launch * (cells.forward_kernels + cells.backward_kernels) + 2 * calls) * anchor,
         full_host_s=(launch * cells.forward_kernels + calls) * anchor,
         selective_host_s=launch * np.where(share > 0, share * cells.forward_kernels, cells.attention_kernels) * anchor,
     )  # fmt: skip
@@ -77,19 +93,25 @@ def _price_units(packed: Packed, constants: Constants, anchors: FloatArray) -> _
 def _links(packed: Packed, k: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
     """Seconds per unit of tensor, context and expert collectives: forward and backward, and again under full recomputation.
 
-    An all-reduce is two ring passes; sequence-parallel runtimes gather the input once more for the weight gradient. Context
-    parallelism passes keys and values round a ring, three times (forward, backward, their gradient), 30% of it exposed.
+    Context parallelism passes keys and values round a ring, 30% of it exposed.
     """
     cells: Cells = packed.cells
     of = cells.unit_cell
     machine = machine_of(packed, cells.cluster[of])
     tp, cp = cells.tp_degree[of], cells.cp_degree[of]
-    one = communication.ring(machine, k, tp, np.ones_like(tp)).seconds(cells.boundary_bytes)
-    again = cells.regathers[of] * cells.sequence_parallel[of]
-    tensor = one * cells.collectives * (4.0 + again)
-    experts = 2.0 * communication.all_to_all_s(machine, k, cells.all_to_all_bytes, cells.ep_degree[of], tp)
-    context = 0.9 * np.where(cp > 1, communication.ring(machine, k, cp, tp).seconds(cells.context_bytes * cp), 0.0)
-    return tensor + 2.0 * experts + context, one * cells.collectives * 2.0 + experts
+    ring = communication.ring(machine, k, tp, np.ones_like(tp))
+    one = ring.seconds(cells.boundary_bytes)
+    sequence = cells.sequence_parallel[of]
+    inside, edges = sequence * cells.in_sequence, sequence * cells.edges
+    forward = volumes.tensor_calls(cells.collectives, inside, edges=edges)
+    backward = volumes.tensor_calls(cells.collectives, inside, edges=edges, gathers=1.0 + cells.regathers[of])
+    again = volumes.tensor_calls(cells.collectives, inside, skipped=cells.early_stop[of])
+    experts = volumes.EXPERT_EXCHANGES * communication.all_to_all_s(machine, k, cells.all_to_all_bytes, cells.ep_degree[of], tp)
+    passes = _CONTEXT_EXPOSED_SHARE * volumes.CONTEXT_PASSES
+    context = passes * np.where(cp > 1, communication.ring(machine, k, cp, tp).seconds(cells.context_bytes * cp), 0.0)
+    whole = 2.0 * cells.reduces_whole[of] * sequence * (cells.whole_tensors * ring.latency_s + cells.whole_bytes * ring.s_per_byte)
+    logits = np.where(cells.logits_bytes > 0, ring.seconds(cells.logits_bytes), 0.0)
+    return one * (forward.ring_passes + backward.ring_passes) + whole + logits + 2.0 * experts + context, one * again.ring_passes + experts
 
 
 def _price_ranks(packed: Packed, units: _Units) -> RankCosts:
@@ -103,16 +125,20 @@ def _price_ranks(packed: Packed, units: _Units) -> RankCosts:
 
     work = total(count * units.compute_s[unit])
     again = total(full * units.forward_s[unit] + selective * units.selective_s[unit])
-    link = total(count * units.link_s[unit] + full * units.full_link_s[unit])
+    link = total(count * units.link_s[unit] + full * units.full_link_s[unit] + selective * units.selective_link_s[unit])
     host = total(count * units.host_s[unit] + full * units.full_host_s[unit] + selective * units.selective_host_s[unit])
     busy = pipeline.blend(work + again + link, host)
     slowest = pipeline.slowest_rank(busy, layouts.rank_layout, layouts.rank_start)
     at = slowest.rank
     dense, expert = total(count * cells.dense_params[unit]), total(count * cells.expert_params[unit])
+    layers, is_unit = count * cells.num_layers[unit], cells.is_unit[unit]
+    root = total(count * (1.0 - is_unit) * (cells.dense_params + cells.expert_params)[unit])
+    fullest = pipeline.slowest_rank(dense, layouts.rank_layout, layouts.rank_start).rank
+    sharding = volumes.sharding_units(total(layers), total(layers * is_unit), root)
     trainable = total(count * (cells.dense_params * cells.trainable_share)[unit]) / np.maximum(dense, 1.0)
     return RankCosts(
         compute_s=work[at], recompute_s=again[at], link_s=link[at], host_s=host[at], busy_s=busy[at], others_s=slowest.others_s,
-        num_layers=total(count * cells.num_layers[unit])[at], blocks=total(count * cells.can_recompute[unit])[at],
-        boundary_bytes=cells.boundary_bytes[layouts.boundary_unit], dense_params=np.maximum.reduceat(dense, layouts.rank_start),
+        num_units=sharding.num_units[fullest], root_params=sharding.root_params[fullest], blocks=total(count * cells.can_recompute[unit])[at],
+        boundary_bytes=cells.boundary_bytes[layouts.boundary_unit], dense_params=dense[fullest],
         expert_params=np.maximum.reduceat(expert, layouts.rank_start), trainable_share=trainable[at],
     )  # fmt: skip

@@ -1,4 +1,7 @@
-"""The last step of pricing: seconds of plans from the prices of their layouts and communication groups."""
+"""The last step of pricing: seconds of kinds of plans from the prices of their layouts and communication groups.
+
+A step's seconds are linear in its number of micro-batches, so plans that differ in nothing else are priced together.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cost_models.cells import BoolArray
 from cost_models.pack import Packed
 from cost_models.quirks import quirk_seconds, stalled_transfers
-from cost_models.terms import communication, optimizer, pipeline
+from cost_models.seconds import Seconds
+from cost_models.terms import communication, optimizer, pipeline, volumes
 from cost_models.types import FloatArray, IntArray, PlanTable
 
 Constants = dict[str, FloatArray]
@@ -24,10 +29,11 @@ class RankCosts:
     host_s: FloatArray
     busy_s: FloatArray  # the slowest rank, device and host blended
     others_s: FloatArray
-    num_layers: FloatArray  # of the slowest rank
+    num_units: FloatArray  # sharded one by one on the rank with the most parameters
+    root_params: FloatArray  # of it outside the layers, on one device
     blocks: FloatArray  # repeated layers of the slowest rank
     boundary_bytes: FloatArray
-    dense_params: FloatArray  # largest over the ranks, on one device
+    dense_params: FloatArray  # of the rank that has most, on one device
     expert_params: FloatArray
     trainable_share: FloatArray
 
@@ -81,7 +87,7 @@ def price_rings(packed: Packed, constants: Constants) -> RingCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Columns:
-    """Figures of each plan's workload, runtime and cluster; arrays of one element where all plans share them."""
+    """Figures of each kind's workload, runtime and cluster; arrays of one element where all plans share them."""
 
     hidden_size: FloatArray
     gather_bytes: FloatArray  # per parameter element gathered
@@ -96,6 +102,9 @@ class _Columns:
     reduce_bytes: FloatArray
     fsdp_reduce_bytes: FloatArray
     fsdp_gathers: FloatArray
+    regathers_root: FloatArray
+    zero2_gathers: FloatArray
+    zero1_broadcasts: FloatArray
     every_micro_batch: FloatArray
     accumulate_bytes: FloatArray
     memory_bytes_per_s: FloatArray
@@ -103,23 +112,26 @@ class _Columns:
     gpus_per_node: FloatArray
 
 
-def _columns(packed: Packed, part: slice) -> _Columns:
+def _columns(packed: Packed, plan: IntArray) -> _Columns:
     def per(values: list[float], index: IntArray | None) -> FloatArray:
         array = np.array(values)
-        return array if len(array) == 1 or index is None else array[index[part]]
+        return array if len(array) == 1 or index is None else array[index[plan]]
 
     w, r, c = packed.workloads, packed.runtimes, packed.clusters
     i, j, n = packed.workload, packed.cluster, packed.plans.runtime
     bytes_of = [[x.optimizer.state_bytes_per_param, x.master_bytes, x.param_bytes, x.grad_bytes] for x in w]
     update = optimizer.optimizer_bytes_per_param(*np.array(bytes_of).T).tolist()
+    own = per([volumes.gradient_bytes(x) for x in w], i)
     return _Columns(
-        hidden_size=per([x.hidden_size for x in w], i), gather_bytes=per([4.0 if x.compute_dtype in ("fp32", "tf32") else 2.0 for x in w], i),
+        hidden_size=per([x.hidden_size for x in w], i), gather_bytes=per([volumes.gather_bytes(x) for x in w], i),
         param_bytes=per([x.param_bytes for x in w], i), grad_bytes=per([x.grad_bytes for x in w], i),
         state_bytes=per([x.optimizer.state_bytes_per_param + x.master_bytes for x in w], i), update_bytes=per(update, i),
         optimizer_kernels=per([x.optimizer.num_kernels for x in w], i), input_bytes=per([x.input_bytes for x in w], i),
         dp_overlap=per([x.dp_overlap for x in r], n), zero_overlap=per([x.zero_overlap for x in r], n),
-        reduce_bytes=per([x.gradient_reduce_bytes for x in r], n), fsdp_reduce_bytes=per([x.fsdp_reduce_bytes for x in r], n),
-        fsdp_gathers=per([x.fsdp_gathers for x in r], n), every_micro_batch=per([x.reduces_every_micro_batch for x in r], n),
+        reduce_bytes=volumes.reduced_bytes(per([x.gradient_reduce_bytes for x in r], n), own),
+        fsdp_reduce_bytes=volumes.reduced_bytes(per([x.fsdp_reduce_bytes for x in r], n), own),
+        fsdp_gathers=per([x.fsdp_gathers for x in r], n), regathers_root=per([x.regathers_root for x in r], n),
+        zero2_gathers=per([x.zero2_gathers for x in r], n), zero1_broadcasts=per([x.zero1_broadcasts for x in r], n), every_micro_batch=per([x.reduces_every_micro_batch for x in r], n),
         accumulate_bytes=per([x.accumulate_bytes_per_param for x in r], n), memory_bytes_per_s=per([x.device.memory_bytes_per_s for x in c], j),
         host_bytes_per_s=per([x.host_bytes_per_s for x in c], j), gpus_per_node=per([float(x.gpus_per_node) for x in c], j),
     )  # fmt: skip
@@ -127,7 +139,7 @@ def _columns(packed: Packed, part: slice) -> _Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """Some consecutive plans with everything their prices gather."""
+    """Some consecutive kinds with everything their prices gather; one plan stands for each."""
 
     plans: PlanTable
     x: _Columns
@@ -137,74 +149,91 @@ class _Part:
     shard_ranks: FloatArray
     dense: FloatArray  # parameters on one device
     expert: FloatArray
+    root: FloatArray  # of them outside the layers
+    units: FloatArray
+    padding: FloatArray  # of the layers' and of the root's shards: factors, one column each
     trainable: FloatArray  # share of them
-    num_micro: FloatArray
     memory_bytes_per_s: FloatArray  # achieved
 
 
 def _part(packed: Packed, constants: Constants, ranks: RankCosts, rings: RingCosts, part: slice) -> _Part:
-    names = (name for name in PlanTable.__dataclass_fields__ if name != "runtime_names")
-    plans = PlanTable(**{name: getattr(packed.plans, name)[part] for name in names}, runtime_names=packed.plans.runtime_names)
-    at, ring, x = packed.layout[part], packed.ring[part], _columns(packed, part)
+    plan, at, ring = packed.kind_plan[part], packed.layout[part], packed.ring[part]
+    x = _columns(packed, plan)
     k = at_pair(constants, packed.rings.pair[ring])
     return _Part(
-        plans=plans, x=x, k=k, rings=rings, ring=ring, shard_ranks=packed.rings.shard_ranks[ring], dense=ranks.dense_params[at],
-        expert=ranks.expert_params[at], trainable=ranks.trainable_share[at], num_micro=plans.num_microbatches.astype(np.float64),
-        memory_bytes_per_s=x.memory_bytes_per_s * k["memory_rate_share"],
+        plans=packed.plans.take(plan), x=x, k=k, rings=rings, ring=ring, shard_ranks=packed.rings.shard_ranks[ring], dense=ranks.dense_params[at],
+        expert=ranks.expert_params[at], root=ranks.root_params[at], units=ranks.num_units[at], padding=packed.padding[packed.padded[part]],
+        trainable=ranks.trainable_share[at], memory_bytes_per_s=x.memory_bytes_per_s * k["memory_rate_share"],
     )  # fmt: skip
 
 
-def price_plans(packed: Packed, constants: Constants, ranks: RankCosts, rings: RingCosts, part: slice) -> dict[str, FloatArray]:
-    """Seconds by part of some consecutive plans."""
+def price_kinds(packed: Packed, constants: Constants, ranks: RankCosts, rings: RingCosts, part: slice) -> dict[str, Seconds]:
+    """Seconds by part of some consecutive kinds of plans."""
     p, at = _part(packed, constants, ranks, rings, part), packed.layout[part]
     again, link, host = ranks.recompute_s[at], ranks.link_s[at], ranks.host_s[at]
     work = ranks.compute_s[at] + p.x.accumulate_bytes * (p.dense + p.expert) * p.trainable / p.memory_bytes_per_s
-    sharding = _sharding_s(p, ranks.num_layers[at], work + again)
+    sharding = _sharding_s(p, work + again)
     transfers = _transfers_s(p, ranks.boundary_bytes[at])
     quirks = quirk_seconds(packed.runtimes, p.plans, gpus_per_node=p.x.gpus_per_node, hidden_size=p.x.hidden_size)
     if quirks is not None:
-        transfers = transfers + quirks.transfer_s * stalled_transfers(p.plans)
+        stall_s = quirks.transfer_s
+        transfers = transfers + Seconds.linear(lambda m: stall_s * stalled_transfers(p.plans, m))
     device = work + again + link + sharding
     busy = pipeline.blend(device, host + p.k["host_s_per_micro_batch"])
     if quirks is not None:
         busy = np.maximum(busy, quirks.layer_floor_s * ranks.blocks[at] + host)
     on_device, on_host = _updates_s(p)
+    bubble = ranks.others_s[at] * (busy / ranks.busy_s[at]) / p.plans.virtual_stages
     parts = {
-        "compute": p.num_micro * work, "host_overhead": p.num_micro * (busy - device), "recompute": p.num_micro * again,
-        "tp_communication": p.num_micro * link,
-        "pipeline_bubble": ranks.others_s[at] * (busy / ranks.busy_s[at]) / p.plans.virtual_stages, "pipeline_p2p": transfers,
-        "dp_communication": _reduction_s(p, busy), "fsdp_communication": p.num_micro * sharding, "optimizer": on_device, "offload": on_host,
-        "data_loading": p.num_micro * p.plans.micro_batch * p.x.input_bytes / p.x.host_bytes_per_s,
+        "compute": Seconds.each(work), "host_overhead": Seconds.each(busy - device), "recompute": Seconds.each(again),
+        "tp_communication": Seconds.each(link), "pipeline_bubble": Seconds.once(bubble), "pipeline_p2p": transfers,
+        "dp_communication": _reduction_s(p, busy), "fsdp_communication": Seconds.each(sharding), "optimizer": Seconds.once(on_device),
+        "offload": on_host, "data_loading": Seconds.each(p.plans.micro_batch * p.x.input_bytes / p.x.host_bytes_per_s),
     }  # fmt: skip
     nodes = np.ceil(packed.rings.data_ranks[p.ring] * p.plans.tp_degree * p.plans.pp_degree / p.x.gpus_per_node)
-    total = sum(parts.values())
-    parts["fixed"] = p.k["step_s"] + total * optimizer.straggler_share(nodes, p.k["straggler_share"])
-    return parts
+    straggling = optimizer.straggler_share(nodes, p.k["straggler_share"])
+    one, further = sum(s.one for s in parts.values()), sum(s.further for s in parts.values())
+    return parts | {"fixed": Seconds(one=p.k["step_s"] + one * straggling, further=further * straggling)}
 
 
-def _sharding_s(p: _Part, num_layers: FloatArray, compute_s: FloatArray) -> FloatArray:
+def _gathers_layers(p: _Part) -> BoolArray:
+    """Plans whose parameters are sharded and gathered layer by layer in each pass."""
+    return np.asarray(((p.plans.zero_stage >= 3) | ((p.plans.zero_stage == 2) & (p.x.zero2_gathers > 0))) & (p.shard_ranks > 1))
+
+
+def _padded(p: _Part) -> tuple[FloatArray, FloatArray]:
+    """Elements in messages that carry the rank's whole parameters, and those of them outside the layers."""
+    root = p.root * p.padding[:, 1]
+    return (p.dense + p.expert - p.root) * p.padding[:, 0] + root, root
+
+
+def _sharding_s(p: _Part, compute_s: FloatArray) -> FloatArray:
     """Exposed FSDP traffic of one micro-batch: parameters gathered for forward and backward, gradients scattered, module by module."""
-    full_shard = (p.plans.zero_stage >= 3) & (p.shard_ranks > 1)
-    if not full_shard.any():
+    by_layer = _gathers_layers(p)
+    if not by_layer.any():
         return np.zeros(len(p.plans))
     latency_s, s_per_byte = p.rings.shard.latency_s[p.ring], p.rings.shard.s_per_byte[p.ring]
-    num_bytes = (p.dense + p.expert) * (p.x.fsdp_gathers * p.x.gather_bytes + p.trainable * p.x.fsdp_reduce_bytes)
-    traffic_s = (p.x.fsdp_gathers + 1.0) * num_layers * latency_s + num_bytes * s_per_byte
-    return np.where(full_shard, communication.exposed_sharding_s(traffic_s, compute_s, p.k), 0.0)
+    whole, root = _padded(p)
+    again = {"gathers": np.where(p.plans.zero_stage >= 3, p.x.fsdp_gathers, 1.0), "gathers_root": p.x.regathers_root}
+    calls = 2.0 * p.units + volumes.regathered(p.units, np.minimum(p.root, 1.0), **again)
+    gathered = whole + volumes.regathered(whole, root, **again)
+    num_bytes = gathered * p.x.gather_bytes + whole * p.trainable * p.x.fsdp_reduce_bytes
+    return np.where(by_layer, communication.exposed_sharding_s(calls * latency_s + num_bytes * s_per_byte, compute_s, p.k), 0.0)
 
 
-def _transfers_s(p: _Part, boundary_bytes: FloatArray) -> FloatArray:
-    """Point-to-point transfers between stages; with sequence parallelism each tensor rank sends its part."""
+def _transfers_s(p: _Part, boundary_bytes: FloatArray) -> Seconds:
+    """Point-to-point transfers between stages."""
     plans = p.plans
     if int(plans.pp_degree.max()) == 1:
-        return np.zeros(len(plans))
+        return Seconds.once(np.zeros(len(plans)))
     world = plans.dp_replicate_degree * plans.dp_shard_degree * plans.tp_degree * plans.cp_degree * plans.pp_degree
     s_per_byte = np.where(world > p.x.gpus_per_node, p.rings.across_s_per_byte[p.ring], p.rings.inside_s_per_byte[p.ring])
-    one_s = p.k["p2p_latency_s"] + boundary_bytes / np.where(plans.sequence_parallel > 0, plans.tp_degree, 1.0) * s_per_byte
-    return pipeline.transfers_s(one_s, p.num_micro, plans.pp_degree, plans.virtual_stages)
+    sent_bytes = pipeline.sent_bytes(boundary_bytes, plans.sequence_parallel, plans.tp_degree)
+    one_s = p.k["p2p_latency_s"] + sent_bytes * s_per_byte
+    return Seconds.linear(lambda m: pipeline.transfers_s(one_s, m, plans.pp_degree, plans.virtual_stages))
 
 
-def _updates_s(p: _Part) -> tuple[FloatArray, FloatArray]:
+def _updates_s(p: _Part) -> tuple[FloatArray, Seconds]:
     """The optimizer step on the device, or on the host where states are offloaded."""
     updated, zero = (p.dense + p.expert) * p.trainable, p.plans.zero_stage
     mine = updated / np.where(zero >= 1, p.shard_ranks, 1.0)
@@ -213,37 +242,46 @@ def _updates_s(p: _Part) -> tuple[FloatArray, FloatArray]:
     on_device = np.maximum(update_s + whole_gradients_s, p.x.optimizer_kernels * p.k["host_s_per_kernel"])
     offloaded = p.plans.offload > 0
     if not offloaded.any():
-        return on_device, np.zeros(len(p.plans))
-    on_host = optimizer.offload_s(
+        return on_device, Seconds.once(np.zeros(len(p.plans)))
+    update = optimizer.offload_s(
         mine, copied_bytes=p.x.grad_bytes + p.x.param_bytes, touched_bytes=2 * p.x.state_bytes + p.x.grad_bytes + p.x.param_bytes,
         host_bytes_per_s=p.x.host_bytes_per_s, cpu_bytes_per_s=p.k["cpu_optimizer_bytes_per_s"],
     )  # fmt: skip
-    streamed = optimizer.streamed_s(
-        (p.dense + p.expert) / p.shard_ranks, p.num_micro, param_bytes=p.x.param_bytes, grad_bytes=p.x.grad_bytes,
-        host_bytes_per_s=p.x.host_bytes_per_s,
-    )  # fmt: skip
-    on_host = on_host + np.where(zero >= 3, streamed, 0.0)
-    return np.where(offloaded, 0.0, on_device), np.where(offloaded, on_host, 0.0)
+    shard = np.where(offloaded & (zero >= 3), (p.dense + p.expert) / p.shard_ranks, 0.0)
+    streamed = Seconds.linear(lambda m: optimizer.streamed_s(
+        shard, m, param_bytes=p.x.param_bytes, grad_bytes=p.x.grad_bytes, host_bytes_per_s=p.x.host_bytes_per_s,
+    ))  # fmt: skip
+    accumulated = Seconds.linear(lambda m: optimizer.host_accumulation_s(
+        np.where(offloaded & (zero == 2), mine, 0.0), m, grad_bytes=p.x.gather_bytes, host_bytes_per_s=p.x.host_bytes_per_s,
+    ))  # fmt: skip
+    return np.where(offloaded, 0.0, on_device), Seconds.once(np.where(offloaded, update, 0.0)) + streamed + accumulated
 
 
-def _reduction_s(p: _Part, busy_s: FloatArray) -> FloatArray:
-    """Exposed seconds of the gradient reduction: all-reduce; or scatter, gather, and all-reduce of shards between replicas."""
-    zero, ring, rings = p.plans.zero_stage, p.ring, p.rings
-    grads = p.dense * p.trainable
+def _reduction_s(p: _Part, busy_s: FloatArray) -> Seconds:
+    """Exposed seconds of the gradient reduction: all-reduce; or scatter and all-reduce of shards between replicas, and under ZeRO-1 and 2
+    the gather of updated parameters, which comes after the optimizer step: no backward pass hides it.
+    """
+    zero, ring, rings, by_layer = p.plans.zero_stage, p.ring, p.rings, _gathers_layers(p)
+    grads, shards = p.dense * p.trainable, _padded(p)[0] * p.trainable / p.shard_ranks
     both_ways = 2 * p.k["all_reduce_discount"]
     shard_latency_s, shard_s_per_byte = rings.shard.latency_s[ring], rings.shard.s_per_byte[ring]
     scatter = shard_latency_s + grads * p.x.reduce_bytes * shard_s_per_byte
     gather = shard_latency_s + grads * p.x.gather_bytes * shard_s_per_byte
-    replicas = both_ways * (rings.replicate.latency_s[ring] + grads * p.x.reduce_bytes / p.shard_ranks * rings.replicate.s_per_byte[ring])
+    shard_bytes = np.where(by_layer, shards * p.x.fsdp_reduce_bytes, grads / p.shard_ranks * p.x.reduce_bytes)
+    replicas = both_ways * (rings.replicate.latency_s[ring] + shard_bytes * rings.replicate.s_per_byte[ring])
     whole = both_ways * (rings.data.latency_s[ring] + grads * p.x.reduce_bytes * rings.data.s_per_byte[ring])
-    once = np.where(zero == 0, whole, replicas + np.where(zero < 3, scatter + gather, 0.0))
-    if np.any(p.expert):  # banks of experts are equal on fewer ranks: 4-byte gradients one way, 2-byte weights back
-        banks = rings.experts.latency_s[ring] + p.expert * p.trainable * 6.0 * rings.experts.s_per_byte[ring]
-        once = once + np.where((zero < 3) & (p.expert > 0), banks, 0.0)
+    by_step = (zero > 0) & (zero < 3) & ~by_layer
+    broadcasts = (zero == 1) & (p.x.zero1_broadcasts > 0)
+    once = np.where((zero == 0) | broadcasts, whole, replicas + np.where(by_step, scatter, 0.0))
+    broadcast = shard_latency_s + grads * p.x.param_bytes * shard_s_per_byte
+    after_step = np.where(by_step, np.where(broadcasts, broadcast, gather), 0.0)
+    if np.any(p.expert):  # banks of experts are equal on fewer ranks
+        banks = rings.experts.latency_s[ring] + p.expert * p.trainable * volumes.EXPERT_BYTES * rings.experts.s_per_byte[ring]
+        once = once + np.where(((zero == 0) | by_step) & (p.expert > 0), banks, 0.0)
     backward_s = 2.0 / 3.0 * busy_s
     overlap = np.where(zero == 0, p.x.dp_overlap, p.x.zero_overlap)
-    exposed = communication.exposed_reduction_s(once, backward_s, overlap, p.k)
+    exposed = communication.exposed_reduction_s(once, backward_s, overlap, p.k) + after_step
     if not np.any(p.x.every_micro_batch):
-        return exposed
-    repeats = np.where(zero == 2, p.x.every_micro_batch * (p.num_micro - 1.0), 0.0)
-    return exposed + repeats * communication.exposed_reduction_s(scatter, backward_s, overlap, p.k)
+        return Seconds.once(exposed)
+    again = communication.exposed_reduction_s(scatter, backward_s, overlap, p.k)
+    return Seconds(one=exposed, further=np.where((zero == 2) & by_step, p.x.every_micro_batch * again, 0.0))

@@ -43,10 +43,10 @@ def quirk_seconds(
     return QuirkSeconds(layer_floor_s=np.where(far & (tp > 1), slow + rings, 0.0), transfer_s=np.where(stalls, stall, 0.0))
 
 
-def stalled_transfers(plans: PlanTable) -> FloatArray:
+def stalled_transfers(plans: PlanTable, num_microbatches: FloatArray) -> FloatArray:
     """Transfers on the critical path of a stalled run: a send and a receive per micro-batch and neighbour, and the fill."""
     pp = plans.pp_degree
-    return np.where(pp > 2, 4.0 * plans.num_microbatches + 2.0 * (pp - 1), np.where(pp == 2, 2.0 * plans.num_microbatches + 1.0, 0.0))
+    return np.where(pp > 2, 4.0 * num_microbatches + 2.0 * (pp - 1), np.where(pp == 2, 2.0 * num_microbatches + 1.0, 0.0))
 
 
 def _trait(runtimes: tuple[Runtime, ...], runtime: IntArray, quirk: str, field: str) -> FloatArray:

@@ -1,13 +1,16 @@
 """Where a model is cut into pipeline stages.
 
 The pieces are repeats of groups; a piece that may not end a stage joins the next one. Three ways to cut, a trait of the runtime:
-- balanced: the contiguous partition whose largest stage is smallest (bisection over the limit, greedy filling: exact for sums);
+- balanced: the contiguous partition whose largest stage is smallest (bisection over the limit, greedy filling: exact);
 - even: equal numbers of layers, the first stages take the remainder; embedding with the first, head with the last layer;
 - greedy: nanotron's rule: a piece that carries the running sum of weights over the next multiple of total / stages opens a stage.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +29,10 @@ class StageSplit:
     @property
     def num_stages(self) -> int:
         return int(self.counts.shape[0])
+
+    def on_ranks(self, num_ranks: int) -> IntArray:
+        """Repeats of each group on each pipeline rank, which holds every num_ranks-th stage."""
+        return np.asarray(self.counts.reshape(-1, num_ranks, self.counts.shape[1]).sum(axis=0))
 
 
 def stage_split(workload: Workload, num_stages: int, *, cut: str = "balanced") -> StageSplit:
@@ -49,8 +56,8 @@ def stage_split(workload: Workload, num_stages: int, *, cut: str = "balanced") -
     last = rules[cut](workload, pieces, num_stages)
     counts = np.zeros((num_stages, len(workload.groups)), dtype=np.int64)
     np.add.at(counts, (last, group), 1)
-    ends = [np.flatnonzero(last <= j)[-1] if (last <= j).any() else 0 for j in range(num_stages - 1)]
-    return StageSplit(counts=counts, boundary_group=group[ends] if ends else np.zeros(0, dtype=np.int64))
+    ends = np.searchsorted(last, np.arange(num_stages - 1), side="right") - 1
+    return StageSplit(counts=counts, boundary_group=group[np.maximum(ends, 0)])
 
 
 def forward_cost(group: LayerGroup) -> float:
@@ -89,26 +96,40 @@ def _balanced(workload: Workload, pieces: list[tuple[int, bool]], num_stages: in
     unit = _units(pieces)
     cost = np.bincount(unit, weights=cost_of[[g for g, _ in pieces]])
     num_stages = min(num_stages, len(cost))
-    cumulative = np.concatenate([[0.0], np.cumsum(cost)])
-    low, high = max(cumulative[-1] / num_stages, cost.max()), cumulative[-1]
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (low, middle) if len(_fill(cumulative, middle, num_stages)) <= num_stages else (middle, high)
-    stage_of_unit = np.zeros(len(cost), dtype=np.int64)
-    for start in _fill(cumulative, high, num_stages)[1:]:
-        stage_of_unit[start:] += 1
-    return stage_of_unit[unit]
+    starts = np.array(_smallest_fill([0.0, *np.cumsum(cost).tolist()], float(cost.max()), num_stages))
+    return np.searchsorted(starts, unit, side="right") - 1
 
 
-def _fill(cumulative: FloatArray, limit: float, num_stages: int) -> list[int]:
-    """First unit of each stage when stages take units up to the limit but leave one for every later stage."""
+def _smallest_fill(cumulative: list[float], largest_unit: float, num_stages: int) -> list[int]:
+    """First unit of each stage under the smallest limit that `num_stages` stages can keep.
+
+    An equal share and the largest unit on top can always be kept. A limit that can be kept is lowered to the largest stage it gave; one
+    that cannot is raised to the least that moves a cut.
+    """
+    share = cumulative[-1] / num_stages
+    low, high = max(share, largest_unit), min(share + largest_unit, cumulative[-1])
+    best, limit = _fill(cumulative, high, num_stages), low
+    while low < high:
+        starts = _fill(cumulative, limit, num_stages)
+        if len(starts) <= num_stages:
+            best, high = starts, min(limit, max(cumulative[b] - cumulative[a] for a, b in itertools.pairwise((*starts, -1))))
+        else:
+            low = max(math.nextafter(limit, math.inf), min(cumulative[b + 1] - cumulative[a] for a, b in itertools.pairwise(starts)))
+        limit = (low + high) / 2
+    return best
+
+
+def _fill(cumulative: list[float], limit: float, num_stages: int) -> list[int]:
+    """First unit of each stage when stages take units up to the limit but leave one for every later stage.
+
+    One stage too many: the limit cannot be kept.
+    """
     starts: list[int] = []
     position, num_units = 0, len(cumulative) - 1
     while position < num_units and len(starts) <= num_stages:
         starts.append(position)
-        end = int(np.searchsorted(cumulative, cumulative[position] + limit * (1 + 1e-12), side="right")) - 1
-        left = num_stages - len(starts)
-        position = max(min(end, num_units - left), position + 1)
+        end = bisect.bisect_right(cumulative, cumulative[position] + limit * (1 + 1e-12)) - 1
+        position = max(min(end, num_units - num_stages + len(starts)), position + 1)
     return starts
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from cost_models.terms.memory_traits import MemoryTraits, memory_traits
 from cost_models.transformer_memory import BlockShape, block_bytes, embedding_saved_bytes, loss_bytes
+from cost_models.transformer_params import block_params, block_shapes, divided_rows, norm
 from cost_models.types import BATCH_DIMS, OP_CLASSES, PHASES, PRICING_KINDS, TP_SPLITS, LayerGroup, OpTable, OptimizerSpec, Workload
 
 #: Under autocast norms, softmax and losses run in fp32 and weights and activations are cast: more traffic than 16-bit training.
@@ -126,12 +127,13 @@ def _groups(shape: TransformerShape, traits: MemoryTraits, element_bytes: float,
     memory = _memory_shape(shape, element_bytes, experts=False)
     prefix = LayerGroup(
         name="embedding", num_repeats=1, ops=_embedding_ops(shape, style), num_params=embedding, num_trainable_params=embedding * share,
-        num_tp_params=embedding, boundary_bytes=element_bytes * s * h, num_tp_collectives=1.0,
+        num_tp_params=embedding, boundary_bytes=element_bytes * s * h, num_tp_collectives=1.0, param_shapes=(divided_rows(vocab, h, shape),),
         saved_sequence_bytes=embedding_saved_bytes(memory),
     )  # fmt: skip
     suffix = LayerGroup(
         name="head", num_repeats=1, ops=_head_ops(shape), num_params=head, num_trainable_params=head * share, num_tp_params=head - h,
         saved_sequence_bytes=2.0 * element_bytes * s * h,
+        param_shapes=(norm(shape), *([] if shape.tied else [divided_rows(vocab, h, shape)])),
     )  # fmt: skip
     counts = ((num_dense, False), (shape.num_layers - num_dense, True))
     blocks = [_block(shape, n, _memory_shape(shape, element_bytes, experts=e), traits, style, experts=e) for n, e in counts if n]
@@ -148,22 +150,13 @@ def _memory_shape(shape: TransformerShape, element_bytes: float, *, experts: boo
     )  # fmt: skip
 
 
-def _block_params(shape: TransformerShape, *, experts: bool) -> tuple[float, float, float]:
-    """Parameters of one block: split by tensor parallelism, in experts, replicated."""
-    h, matrices = shape.hidden_size, 3.0 if shape.gated else 2.0
-    attention = h * (shape.query_size + 2 * shape.kv_size) + shape.query_size * h
-    bank = shape.num_experts * matrices * h * shape.expert_ffn_size if experts else 0.0
-    mlp = matrices * h * (shape.shared_ffn_size if experts else shape.ffn_width)
-    return attention + mlp + bank, bank, 2 * h + (h * shape.num_experts if experts else 0.0)
-
-
 def _block(shape: TransformerShape, repeats: int, memory: BlockShape, traits: MemoryTraits, style: _Style, *, experts: bool) -> LayerGroup:
-    split, bank, replicated = _block_params(shape, experts=experts)
+    split, bank, replicated = block_params(shape, experts=experts)
     saved = block_bytes(memory, traits)
     return LayerGroup(
         name="moe_layers.*" if experts else "layers.*", num_repeats=repeats, ops=_block_ops(shape, style, experts=experts),
         num_params=split + replicated, num_trainable_params=(split + replicated) * shape.trainable_share, num_tp_params=split,
-        num_expert_params=bank, num_tp_collectives=2.0, can_recompute=True, can_cut=True,
+        num_expert_params=bank, num_tp_collectives=2.0, can_recompute=True, can_cut=True, param_shapes=block_shapes(shape, experts=experts),
         **{f.name: getattr(saved, f.name) for f in dataclasses.fields(saved)},
     )  # fmt: skip
 
@@ -171,10 +164,10 @@ def _block(shape: TransformerShape, repeats: int, memory: BlockShape, traits: Me
 def _model_flops(shape: TransformerShape) -> float:
     """6 per active weight and token plus 12 x layers x query size x sequence of attention, causal not halved (PaLM, appendix B)."""
     h, matrices = shape.hidden_size, 3.0 if shape.gated else 2.0
-    split, _, replicated = _block_params(shape, experts=False)
+    split, _, replicated = block_params(shape, experts=False)
     weights = shape.num_layers * (split + replicated) + shape.vocab_size * h
     if shape.num_experts:
-        split, bank, replicated = _block_params(shape, experts=True)
+        split, bank, replicated = block_params(shape, experts=True)
         active = split - bank + replicated + shape.num_active_experts * matrices * h * shape.expert_ffn_size
         dense = min(shape.num_dense_layers, shape.num_layers)
         weights = (weights - shape.vocab_size * h) * dense / shape.num_layers + (shape.num_layers - dense) * active + shape.vocab_size * h

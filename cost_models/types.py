@@ -65,6 +65,20 @@ class OpTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParamShape:
+    """One parameter tensor, as sharding engines cut it: along its first dimension."""
+
+    rows: float  # size of the first dimension
+    num_elements: float
+    trainable: bool = True
+    tp_split: str = "none"  # "rows" or "columns" divided by tensor parallelism; "none": whole on every rank; "bias": likewise, added to a sum over ranks
+
+    @property
+    def is_divided(self) -> bool:
+        return self.tp_split in ("rows", "columns")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGroup:
     """Equal layers that follow each other (or one prefix, suffix or ragged stage, with `num_repeats` 1).
 
@@ -91,6 +105,12 @@ class LayerGroup:
     num_tp_collectives: float = 0.0  # all-reduces of boundary_bytes in a forward pass under tensor parallelism
     can_recompute: bool = False  # the engines can checkpoint this group's repeats
     can_cut: bool = False  # a pipeline stage may end after a repeat
+    param_shapes: tuple[ParamShape, ...] = ()  # in order of use, for bucket and shard boundaries; () unknown
+
+    @property
+    def is_unit(self) -> bool:
+        """Whether engines shard and gather this group's repeats one by one; everything else is one root unit."""
+        return self.num_repeats > 1 or self.can_cut or self.can_recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +147,7 @@ class Workload:
     tied_params: float = 0.0  # parameters shared by the first and the last stage of a pipeline
     logits_bytes: float = 0.0  # logits and loss temporaries alive at once, per sample
     input_bytes: float = 0.0  # host-to-device copy per sample
+    buffer_bytes: float = 0.0  # module buffers: what DDP broadcasts before a forward pass
     resident_bytes: float = 0.0  # on every rank whatever the plan: buffers, models that are never trained (EMA, teacher, frozen tower)
     model_flops: float = 0.0  # forward + backward of one sample, without recomputation: for MFU
     can_tensor_parallel: bool = False

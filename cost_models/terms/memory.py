@@ -16,10 +16,14 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from cost_models.calibrate_io import Calibration, load_calibration
+from cost_models.numbering import distinct
 from cost_models.terms.memory_cells import make_cells
-from cost_models.terms.memory_step import CHUNK, PRICED, StepJob, in_flight, step_bytes
+from cost_models.terms.memory_step import CHUNK, PRICED, StageSizes, StepJob, chunks_in_flight, stage_sizes, step_bytes
 from cost_models.terms.memory_traits import MemoryConstants, MemoryTraits, memory_traits
-from cost_models.types import MEMORY_PARTS, Cluster, FloatArray, PlanTable, Workload
+from cost_models.terms.volumes import shard_padding
+from cost_models.traits import load_runtime
+from cost_models.traits import runtime_names as known_runtimes
+from cost_models.types import MEMORY_PARTS, Cluster, FloatArray, IntArray, Plan, PlanTable, Workload
 
 _FULL = 0.95  # share of a device's memory that reclaimable memory may fill
 
@@ -48,15 +52,10 @@ class RawMemory:
     measured: FloatArray  # 1 where the runtime was compared with published figures
     limit_bytes: FloatArray  # of the device, what reclaimable memory may fill
 
-    def part(self, part: slice) -> RawMemory:
-        """Some of the plans."""
-        other = {f.name: getattr(self, f.name)[part] for f in fields(self) if f.name != "bytes"}
-        return RawMemory(bytes={name: values[part] for name, values in self.bytes.items()}, **other)
-
 
 def memory_costs(
     workload: Workload, cluster: Cluster, plans: PlanTable, calibration: Calibration | None = None, *, rank: str = "fullest",
-    traits_of: Callable[[str], MemoryTraits] = memory_traits,
+    traits_of: Callable[[str], MemoryTraits] = memory_traits, kinds: tuple[IntArray, IntArray] | None = None,
 ) -> MemoryCosts:  # fmt: skip
     """Memory of every plan of one workload.
 
@@ -67,9 +66,21 @@ def memory_costs(
         calibration: fitted constants; None: the shipped ones.
         rank: pipeline stage whose memory is wanted: "fullest", or "first", "last", "ends" to compare with a published figure.
         traits_of: where a runtime's habits come from.
+        kinds: plans that differ in nothing but their number of micro-batches: one of each kind, and each plan's kind. None: found here.
     """
     constants = _constants(calibration)
-    return finish(_raw(workload, cluster, plans, constants, rank=rank, traits_of=traits_of), constants)
+    shared = _shared(workload, cluster, plans, constants, rank=rank, traits_of=traits_of, kinds=kinds or _kinds(plans))
+    names = [f.name for f in fields(MemoryCosts) if f.name != "parts"]
+    parts = {name: np.empty(len(plans)) for name in MEMORY_PARTS}
+    columns = {name: np.empty(len(plans)) for name in names}
+    for start in range(0, len(plans), CHUNK):
+        part = slice(start, start + CHUNK)
+        got = finish(_raw(shared, part), constants)
+        for name in MEMORY_PARTS:
+            parts[name][part] = got.parts[name]
+        for name in names:
+            columns[name][part] = getattr(got, name)
+    return MemoryCosts(parts=parts, **columns)
 
 
 def memory_costs_rows(
@@ -103,7 +114,11 @@ def raw_rows(
     other = {name: np.zeros(len(plans)) for name in ("num_groups", "reserved_factor", "measured", "limit_bytes")}
     for (_, _, rank), members in groups.items():
         index = np.array(members, dtype=np.int64)
-        raw = _raw(workloads[members[0]], clusters[members[0]], plans.take(index), constants, rank=rank, traits_of=traits_of)
+        alone = np.arange(len(index))
+        shared = _shared(
+            workloads[members[0]], clusters[members[0]], plans.take(index), constants, rank=rank, traits_of=traits_of, kinds=(alone, alone)
+        )
+        raw = _raw(shared, slice(None))
         for name in PRICED:
             priced[name][index] = raw.bytes[name]
         for name, values in other.items():
@@ -112,25 +127,7 @@ def raw_rows(
 
 
 def finish(raw: RawMemory, constants: MemoryConstants) -> MemoryCosts:
-    """Allocated, reserved and driver's view of every plan."""
-    size = len(raw.num_groups)
-    if size <= CHUNK:
-        return _finish(raw, constants)
-    names = [f.name for f in fields(MemoryCosts) if f.name != "parts"]
-    parts = {name: np.empty(size) for name in MEMORY_PARTS}
-    columns = {name: np.empty(size) for name in names}
-    for start in range(0, size, CHUNK):
-        part = slice(start, start + CHUNK)
-        got = _finish(raw.part(part), constants)
-        for name in MEMORY_PARTS:
-            parts[name][part] = got.parts[name]
-        for name in names:
-            columns[name][part] = getattr(got, name)
-    return MemoryCosts(parts=parts, **columns)
-
-
-def _finish(raw: RawMemory, constants: MemoryConstants) -> MemoryCosts:
-    """Reserve, context, load and save added to the parts.
+    """Allocated, reserved and driver's view of every plan: reserve, context, load and save added to the parts.
 
     The allocator's unused blocks, and freed tensors that wait for another stream, are given back when an allocation fails: they fill
     a device but never overfill it.
@@ -158,8 +155,9 @@ def _finish(raw: RawMemory, constants: MemoryConstants) -> MemoryCosts:
 
 def num_in_flight(plans: PlanTable, stage: FloatArray) -> FloatArray:
     """Micro-batches whose activations a pipeline stage (0: the first) holds at once; interleaved: their share of the stage's layers."""
-    columns = {name: getattr(plans, name) for name in ("num_microbatches", "pp_degree", "virtual_stages", "schedule")}
-    return in_flight(columns, stage)
+    columns = {name: getattr(plans, name) for name in ("pp_degree", "virtual_stages", "schedule")}
+    most, chunks = chunks_in_flight(columns, stage)
+    return np.asarray(np.minimum(plans.num_microbatches * chunks, most) / chunks, dtype=np.float64)
 
 
 def _filled(hard: FloatArray, elastic: FloatArray, limit: FloatArray) -> FloatArray:
@@ -167,21 +165,61 @@ def _filled(hard: FloatArray, elastic: FloatArray, limit: FloatArray) -> FloatAr
     return hard + np.minimum(elastic, np.maximum(limit - hard, 0.0))
 
 
-def _raw(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shared:
+    """What plans of one workload share: figures of each kind of them."""
+
+    sizes: StageSizes
+    kind: IntArray  # of each plan
+    num_microbatches: IntArray  # of each plan
+    num_groups: FloatArray  # per kind, as below
+    reserved_factor: FloatArray
+    measured: FloatArray
+    limit_bytes: float
+
+
+def _kinds(plans: PlanTable) -> tuple[IntArray, IntArray]:
+    return distinct(*(getattr(plans, f.name) for f in fields(Plan) if f.name != "num_microbatches"))
+
+
+def _shared(
     workload: Workload, cluster: Cluster, plans: PlanTable, constants: MemoryConstants, *, rank: str,
-    traits_of: Callable[[str], MemoryTraits],
-) -> RawMemory:  # fmt: skip
+    traits_of: Callable[[str], MemoryTraits], kinds: tuple[IntArray, IntArray],
+) -> _Shared:  # fmt: skip
     traits = [traits_of(name) for name in plans.runtime_names]
+    first, kind = kinds
+    one = plans.take(first)
     job = StepJob(
-        cells=make_cells(workload, plans, traits, rank=rank), num_params=workload.num_params, input_bytes=workload.input_bytes,
+        cells=make_cells(workload, one, traits, rank=rank), num_params=workload.num_params, input_bytes=workload.input_bytes,
         resident_bytes=workload.resident_bytes, gpus_per_node=cluster.gpus_per_node, activation_scale=constants.activation_scale,
+        padding=_padding(workload, one),
     )  # fmt: skip
-    degrees = (plans.dp_replicate_degree, plans.dp_shard_degree, plans.tp_degree, plans.cp_degree, plans.pp_degree)
+    degrees = (one.dp_replicate_degree, one.dp_shard_degree, one.tp_degree, one.cp_degree, one.pp_degree)
     own = np.array([np.nan if t.reserved_factor is None else t.reserved_factor for t in traits])
+    return _Shared(
+        sizes=stage_sizes(job, one), kind=kind, num_microbatches=plans.num_microbatches,
+        num_groups=np.sum([d > 1 for d in degrees], axis=0).astype(np.float64), reserved_factor=own[one.runtime],
+        measured=np.array([float(t.measured) for t in traits])[one.runtime], limit_bytes=_FULL * cluster.device.memory_bytes,
+    )  # fmt: skip
+
+
+def _padding(workload: Workload, plans: PlanTable) -> FloatArray:
+    """Factors on what is sharded, of the layers and of the root, for each plan."""
+    runtimes = [load_runtime(name) if name in known_runtimes() else None for name in plans.runtime_names]
+    first, which = distinct(plans.runtime, plans.dp_shard_degree, plans.cp_degree, plans.tp_degree)
+    shards = plans.take(first)
+    rows = zip(shards.runtime, shards.dp_shard_degree * shards.cp_degree, shards.tp_degree, strict=True)
+    factors = [shard_padding(workload, r, float(n), float(tp)) if (r := runtimes[i]) else (1.0, 1.0) for i, n, tp in rows]
+    return np.array(factors)[which]
+
+
+def _raw(shared: _Shared, part: slice) -> RawMemory:
+    """Bytes of some plans."""
+    kind = shared.kind[part]
     return RawMemory(
-        bytes=step_bytes(job, plans), num_groups=np.sum([d > 1 for d in degrees], axis=0).astype(np.float64),
-        reserved_factor=own[plans.runtime], measured=np.array([float(t.measured) for t in traits])[plans.runtime],
-        limit_bytes=np.full(len(plans), _FULL * cluster.device.memory_bytes),
+        bytes=step_bytes(shared.sizes, kind, shared.num_microbatches[part]), num_groups=shared.num_groups.take(kind),
+        reserved_factor=shared.reserved_factor.take(kind), measured=shared.measured.take(kind),
+        limit_bytes=np.full(len(kind), shared.limit_bytes),
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cost_models.numbering import distinct, ragged
 from cost_models.terms.memory_stages import STAGE_COLUMNS, StageTable, stage_table
 from cost_models.terms.memory_traits import MemoryTraits
 from cost_models.traits import load_runtime
@@ -15,8 +16,8 @@ from cost_models.types import FloatArray, IntArray, PlanTable, Workload
 
 _TRAIT_COLUMNS = (
     "bucket_copies", "comm_buffer_bytes", "gathered_units", "unit_grad_bytes", "zero2_gathers", "autocast_copies", "keeps_gradients",
-    "pools_gradients", "step_copies", "carried_logits_share", "boundary_copies", "gather_buffers", "held_outputs", "offloads_parameters",
-    "builds_on_host", "saves_gathered",
+    "accumulates_whole", "pools_gradients", "step_copies", "carried_logits_share", "boundary_copies", "gather_buffers", "held_outputs",
+    "offloads_gradients", "offloads_parameters", "builds_on_host", "saves_gathered",
 )  # fmt: skip
 _STATE_COLUMNS = ("param_bytes", "grad_bytes", "master_bytes", "state_bytes", "sharded_grad_bytes", "compute_bytes")
 #: Columns of a cell: parameters on the rank before data-parallel sharding, bytes per sample, and the runtime's traits.
@@ -29,88 +30,66 @@ _KEY = ("pp_degree", "tp_degree", "cp_degree", "ep_degree", "sequence_parallel",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cells:
-    """Cells of a plan table."""
+    """Cells of a plan table, each with the pipeline stages that can be its fullest."""
 
     code: IntArray  # cell of each plan
-    sums: list[FloatArray]  # one (CELL_COLUMNS, cells) array per candidate stage; cells with fewer candidates repeat their last
-    candidates: IntArray  # candidate stages of each cell
+    sums: FloatArray  # (CELL_COLUMNS, stages of all cells)
+    start: IntArray  # of each cell: its first stage in `sums`
+    candidates: IntArray  # and how many it has
     held: Mapping[int, tuple[Mapping[str, float], ...]]  # runtime code -> plans in which it holds freed tensors, and how many
-
-    @property
-    def num_candidates(self) -> int:
-        return len(self.sums)
 
 
 def make_cells(workload: Workload, plans: PlanTable, traits: Sequence[MemoryTraits], *, rank: str = "fullest") -> Cells:
     """Group plans into cells and price those."""
-    code, first = _group(plans)
+    first, code = distinct(*(getattr(plans, name) for name in _KEY))
     keys = plans.take(first)
     cuts = [t.stage_split or _pipeline_cut(name) for t, name in zip(traits, plans.runtime_names, strict=True)]
-    tables = {
-        (pp, cut): stage_table(workload, pp, cut, rank=rank)
-        for pp, cut in {(int(p), cuts[int(r)]) for p, r in zip(keys.pp_degree, keys.runtime, strict=True)}
-    }
-    own = [tables[int(p), cuts[int(r)]] for p, r in zip(keys.pp_degree, keys.runtime, strict=True)]
-    counts = np.array([len(t.index) for t in own], dtype=np.int64) if own else np.zeros(0, np.int64)
-    most = int(counts.max()) if len(counts) else 1
-    sums = [_price(workload, keys, traits, own, candidate) for candidate in range(most)]
+    wanted = [(int(pp), cuts[int(runtime)]) for pp, runtime in zip(keys.pp_degree, keys.runtime, strict=True)]
+    tables = {key: stage_table(workload, *key, rank=rank) for key in dict.fromkeys(wanted)}
+    own = [tables[key] for key in wanted]
+    candidates = np.array([len(t.index) for t in own], dtype=np.int64)
+    start = np.cumsum(candidates) - candidates
+    place, cell = ragged(np.zeros_like(start), candidates)
     held = {i: t.held_where for i, t in enumerate(traits) if t.held_where}
-    return Cells(code=code, sums=sums, candidates=counts, held=held)
+    sums = _price(workload, keys.take(cell), traits, [own[i] for i in cell], place)
+    return Cells(code=code, sums=sums, start=start, candidates=candidates, held=held)
 
 
 def _pipeline_cut(runtime: str) -> str:
     return load_runtime(runtime).pipeline_cut if runtime in known_runtimes() else "balanced"
 
 
-def _group(plans: PlanTable) -> tuple[IntArray, IntArray]:
-    """Cell of each plan and one plan of each cell, without sorting the plans."""
-    code = np.zeros(len(plans), dtype=np.int64)
-    first = np.zeros(min(len(plans), 1), dtype=np.int64)
-    size = 1
-    for name in _KEY:
-        column = getattr(plans, name)
-        values = np.flatnonzero(np.bincount(column)) if len(column) else np.zeros(1, np.int64)
-        if len(values) == 1:
-            continue
-        lookup = np.zeros(int(values[-1]) + 1, dtype=np.int64)
-        lookup[values] = np.arange(len(values))
-        code = code * len(values) + lookup[column]
-        size *= len(values)
-        seen = np.bincount(code, minlength=size) > 0
-        code = (np.cumsum(seen) - 1)[code]
-        size = int(seen.sum())
-        first = np.zeros(size, dtype=np.int64)
-        first[code] = np.arange(len(code))
-    return code, first
-
-
-def _price(workload: Workload, keys: PlanTable, traits: Sequence[MemoryTraits], tables: list[StageTable], candidate: int) -> FloatArray:
-    """Cell columns of one candidate stage."""
+def _price(workload: Workload, keys: PlanTable, traits: Sequence[MemoryTraits], tables: list[StageTable], place: IntArray) -> FloatArray:
+    """Cell columns of stages, given by a plan, the stages that can be its fullest, and the stage's place among those."""
     if not len(keys):
         return np.zeros((len(CELL_COLUMNS), 0))
-    which = [min(candidate, len(t.index) - 1) for t in tables]
-    raw = np.array([t.sums[int(mode), i] for t, mode, i in zip(tables, keys.recompute, which, strict=True)])
+    raw = np.array([t.sums[mode, i] for t, mode, i in zip(tables, keys.recompute, place, strict=True)])
     s = dict(zip(STAGE_COLUMNS, raw.T, strict=True))
     tp, cp = keys.tp_degree.astype(np.float64), keys.cp_degree.astype(np.float64)
     outer = np.where(keys.sequence_parallel > 0, tp, 1.0)
     expert_cut = tp * keys.ep_degree
-    trait = {name: np.array([float(getattr(traits[int(r)], name)) for r in keys.runtime]) for name in (*_TRAIT_COLUMNS, "vocab_parallel")}
+    trait = {name: np.array([float(getattr(t, name)) for t in traits])[keys.runtime] for name in (*_TRAIT_COLUMNS, "vocab_parallel")}
 
     def per_sample(prefix: str) -> FloatArray:
         return (s[f"{prefix}_inner"] / tp + s[f"{prefix}_sequence"] / outer + s[f"{prefix}_other"]) / cp  # type: ignore[no-any-return]
 
     unit = s["unit_plain"] + s["unit_tp"] / tp + s["unit_expert"] / expert_cut
-    root = s["root_plain"] + s["root_tp"] / tp
+    leaves_whole = [
+        name in known_runtimes() and load_runtime(name).tied_whole > 0 and workload.tied_params > 0 for name in keys.runtime_names
+    ]
+    whole = s["root_tp"] * np.where(np.array(leaves_whole)[keys.runtime], 1.0 - 1.0 / tp, 0.0)  # tied weights that tensor ranks don't share
+    root = s["root_plain"] + s["root_tp"] / tp + whole
+    root_share = s["root_trainable"] / np.maximum(s["root_plain"] + s["root_tp"], 1.0)
     experts = s["params_expert"] / expert_cut
     trainable_experts = s["trainable_expert"] / expert_cut
     columns = {
-        "params": s["params_plain"] + s["params_tp"] / tp + experts, "experts": experts,
-        "trainable": s["trainable_plain"] + s["trainable_tp"] / tp + trainable_experts, "trainable_experts": trainable_experts,
+        "params": s["params_plain"] + s["params_tp"] / tp + whole + experts, "experts": experts,
+        "trainable": s["trainable_plain"] + s["trainable_tp"] / tp + whole * root_share + trainable_experts, "trainable_experts": trainable_experts,
         "kept": per_sample("kept"), "again": per_sample("again"), "temporary": per_sample("temporary"), "freed": per_sample("freed"),
         "logits": s["is_last"] * workload.logits_bytes / (cp * np.where(trait["vocab_parallel"] > 0, tp, 1.0)),
         "boundary": s["boundary"] / cp, "unit": unit, "unit_trainable": unit * s["unit_trained_share"],
-        "root": root, "root_trainable": root * s["root_trainable"] / np.maximum(s["root_plain"] + s["root_tp"], 1.0), "is_first": s["is_first"],
-        "stage": np.array([t.index[i] for t, i in zip(tables, which, strict=True)]),
+        "root": root, "root_trainable": root * root_share, "is_first": s["is_first"],
+        "stage": np.array([t.index[i] for t, i in zip(tables, place, strict=True)]),
     }  # fmt: skip
     columns |= _state_columns(workload, keys, traits) | {name: trait[name] for name in _TRAIT_COLUMNS}
     return np.stack([columns[name] for name in CELL_COLUMNS])

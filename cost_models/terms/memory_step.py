@@ -1,7 +1,10 @@
-"""Bytes of the plans of one table at the fullest moment of the fullest stage: array arithmetic on gathered cells.
+"""Bytes of plans at the fullest moment of the fullest stage: array arithmetic on gathered cells.
 
 Four moments of a step can be the fullest: the loss (all activations in flight, logits), the backward pass of the heaviest layer
 (activations, that layer recomputed, its temporaries), the end of the backward pass (gradients), and the optimizer step.
+
+Plans that differ in nothing but their number of micro-batches are one kind. `stage_sizes` prices what a kind has in common, for each
+stage that can be the fullest; `step_bytes` adds the micro-batches.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
+from cost_models.numbering import ragged
 from cost_models.terms.memory_cells import CELL_COLUMNS, Cells
 from cost_models.types import MEMORY_PARTS, SCHEDULES, FloatArray, IntArray, PlanTable
 
@@ -19,6 +23,15 @@ BoolArray = npt.NDArray[np.bool_]
 Columns = dict[str, FloatArray]
 #: What is priced per plan: the parts but for the reserve, and what becomes one or the other of them later.
 PRICED = (*(p for p in MEMORY_PARTS if p != "reserve"), "pooled", "held", "held_at_worst", "load", "save", "host")
+#: Sizes of a stage that plans keep whatever the moment and the number of micro-batches.
+_LASTING = ("parameters", "optimizer", "buckets", "inputs", "held", "held_at_worst", "load", "save", "host")
+#: The others. forward, loss, heaviest and late: bytes alive in the forward pass before activations, at the loss, in the heaviest layer's
+#: backward pass and at the largest later moment; kept_gradients: alive in the forward pass, accumulated_gradients: only after a first one.
+_SIZES = (
+    *_LASTING, "forward", "in_flight", "loss", "loss_in_flight", "carried_logits", "heaviest", "late", "step_is_latest", "gradients",
+    "kept_gradients", "accumulated_gradients", "gathered", "root_gradients", "again", "freed", "temporary", "step", "pools_gradients",
+    "most_chunks", "chunks",
+)  # fmt: skip
 #: Plans priced at once: working arrays stay in the processor's cache.
 CHUNK = 8192
 _GPIPE, _INTERLEAVED = SCHEDULES.index("gpipe"), SCHEDULES.index("interleaved")
@@ -37,75 +50,89 @@ class StepJob:
     resident_bytes: float  # on every rank
     gpus_per_node: int
     activation_scale: float  # multiple of the saved bytes counted
+    padding: FloatArray  # (kinds, 2): what equal shards of the layers and of the root take over what they hold
 
 
-def step_bytes(job: StepJob, plans: PlanTable) -> Columns:
-    """Bytes of every plan, by the names of PRICED."""
-    columns = {f.name: getattr(plans, f.name) for f in fields(PlanTable) if f.name != "runtime_names"}
-    out = {name: np.empty(len(plans)) for name in PRICED}
-    for start in range(0, len(plans), CHUNK):
-        part = slice(start, start + CHUNK)
-        priced = _fullest_stage(job, {name: values[part] for name, values in columns.items()}, job.cells.code[part])
-        for name in PRICED:
-            out[name][part] = priced[name]
-    return out
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSizes:
+    """Sizes of the stages that can be the fullest, for each kind of plans."""
+
+    columns: Columns  # by _SIZES, one element per stage
+    start: IntArray  # of each kind: its first stage
+    candidates: IntArray  # and how many it has
 
 
-def in_flight(plan: Mapping[str, IntArray], stage: FloatArray) -> FloatArray:
-    """Micro-batches (interleaved: their share of the stage's layers) whose activations a stage holds at once.
+def stage_sizes(job: StepJob, plans: PlanTable) -> StageSizes:
+    """Sizes of kinds of plans, one plan for each."""
+    cells = job.cells
+    candidates = cells.candidates[cells.code]
+    entry, kind = ragged(cells.start[cells.code], candidates)
+    given = {f.name: getattr(plans, f.name) for f in fields(PlanTable) if f.name != "runtime_names"}
+    columns = {name: np.empty(len(kind)) for name in _SIZES}
+    for begin in range(0, len(kind), CHUNK):
+        part = slice(begin, begin + CHUNK)
+        c = dict(zip(CELL_COLUMNS, cells.sums.take(entry[part], axis=1), strict=True))
+        c |= dict(zip(("layer_padding", "root_padding"), job.padding[kind[part]].T, strict=True))
+        sizes = _stage(job, {name: values.take(kind[part]) for name, values in given.items()}, c)
+        for name in _SIZES:
+            columns[name][part] = sizes[name]
+    return StageSizes(columns=columns, start=np.cumsum(candidates) - candidates, candidates=candidates)
 
-    GPipe holds all m (Huang et al. 2019), 1F1B min(m, pp - stage), interleaving with v chunks min(m v, 2 (pp - stage - 1) + (v - 1) pp
-    + 1) / v (Narayanan et al. 2021).
+
+def step_bytes(sizes: StageSizes, kind: IntArray, num_microbatches: IntArray) -> Columns:
+    """Bytes of plans on their fullest stage, by the names of PRICED.
+
+    Args:
+        sizes: of the kinds.
+        kind: of each plan.
+        num_microbatches: of each plan.
     """
-    m, pp, v = plan["num_microbatches"], plan["pp_degree"], np.maximum(plan["virtual_stages"], 1)
+    at = sizes.start.take(kind)
+    largest = _total(sizes.columns, at, num_microbatches)
+    candidates = sizes.candidates.take(kind)
+    for candidate in range(1, int(candidates.max(initial=1))):
+        more = np.flatnonzero(candidates > candidate)
+        total = _total(sizes.columns, at_more := sizes.start.take(kind[more]) + candidate, num_microbatches[more])
+        larger = total > largest[more]
+        at[more[larger]], largest[more[larger]] = at_more[larger], total[larger]
+    return _parts({name: values.take(at) for name, values in sizes.columns.items()}, num_microbatches)
+
+
+def chunks_in_flight(plan: Mapping[str, IntArray], stage: FloatArray) -> tuple[FloatArray, IntArray]:
+    """Most model chunks whose activations a stage holds at once, and chunks per micro-batch and stage.
+
+    With m micro-batches min(m x chunks, most) / chunks are in flight. GPipe holds all m (Huang et al. 2019), 1F1B min(m, pp - stage),
+    interleaving with v chunks min(m v, 2 (pp - stage - 1) + (v - 1) pp + 1) / v (Narayanan et al. 2021).
+    """
+    pp, v = plan["pp_degree"], np.maximum(plan["virtual_stages"], 1)
     left = np.maximum(pp - stage, 1.0)
-    flight = np.minimum(m, left)
-    interleaved = (plan["schedule"] == _INTERLEAVED) & (v > 1)
-    if interleaved.any():
-        flight = np.where(interleaved, np.minimum(m * v, 2 * (left - 1) + (v - 1) * pp + 1) / v, flight)
-    return np.where(pp > 1, np.where(plan["schedule"] == _GPIPE, m, flight), 1.0)
+    chunks = np.where((plan["schedule"] == _INTERLEAVED) & (pp > 1), v, 1)
+    most = np.where(chunks > 1, 2 * (left - 1) + (v - 1) * pp + 1, np.where(plan["schedule"] == _GPIPE, np.inf, left))
+    return np.where(pp > 1, most, 1.0), chunks
 
 
-def _fullest_stage(job: StepJob, plan: dict[str, IntArray], code: IntArray) -> Columns:
-    """Parts at the fullest moment of the fullest stage, for some plans."""
-    best = _stage(job, plan, code, 0)
-    for candidate in range(1, job.cells.num_candidates):
-        more = np.flatnonzero(job.cells.candidates[code] > candidate)
-        if not len(more):
-            break
-        other = _stage(job, {name: values[more] for name, values in plan.items()}, code[more], candidate)
-        larger = other["total"] > best["total"][more]
-        for name, values in best.items():
-            values[more[larger]] = other[name][larger]
-    return best
-
-
-def _stage(job: StepJob, plan: dict[str, IntArray], code: IntArray, candidate: int) -> Columns:
-    """The same for one candidate stage of each plan."""
-    c = dict(zip(CELL_COLUMNS, (column.take(code) for column in job.cells.sums[candidate]), strict=True))
+def _stage(job: StepJob, plan: dict[str, IntArray], c: Columns) -> Columns:
+    """_SIZES of stages."""
     micro = job.activation_scale * plan["micro_batch"]
-    states = _states(plan, c)
-    flight = in_flight(plan, c["stage"])
+    has = _states(plan, c)
     boundary = micro * c["boundary"]
-    activations = flight * (micro * c["kept"] + np.where(plan["pp_degree"] > 1, c["boundary_copies"], 0.0) * boundary)
     whole = np.where(plan["tp_degree"] > 1, boundary, 0.0)  # one layer's output, not divided by tensor parallelism
-    states["gathered"] = states["gathered"] + whole * c["gather_buffers"]
-    backward = {"again": micro * c["again"], "freed": micro * c["freed"], "temporary": plan["micro_batch"] * c["temporary"]}
-    step = _fullest_moment(plan, c, states | backward, activations, flight)
-    inputs = _INPUT_COPIES * job.input_bytes * plan["micro_batch"] * c["is_first"]
-    lasting = states["parameters"] + states["optimizer"]
-    sharded = states["is_sharded"] > 0
+    sharded, offload = has["is_sharded"] > 0, plan["offload"] > 0
+    lasting = has["parameters"] + has["optimizer"]
     gathered16 = c["saves_gathered"] * c["compute_bytes"] * job.num_params
     built = c["builds_on_host"] * _BUILD_BYTES * job.num_params
-    return step | {
-        "parameters": states["parameters"] + job.resident_bytes, "optimizer": states["optimizer"], "buckets": states["buckets"], "inputs": inputs,
-        "total": step["total"] + lasting + states["buckets"] + inputs,  # resident bytes are equal on all stages
-        "held": whole * _held_outputs(plan, job.cells.held) if job.cells.held else np.zeros(len(code)),
-        "held_at_worst": whole * c["held_outputs"],
-        "load": np.where(sharded, states["parameters"] + c["param_bytes"] * c["unit"], np.where(plan["offload"] > 0, 0.0, c["param_bytes"] * c["params"])),
+    has |= {
+        "inputs": _INPUT_COPIES * job.input_bytes * plan["micro_batch"] * c["is_first"],
+        "gathered": has["gathered"] + whole * c["gather_buffers"],
+        "in_flight": micro * c["kept"] + np.where(plan["pp_degree"] > 1, c["boundary_copies"], 0.0) * boundary,
+        "again": micro * c["again"], "freed": micro * c["freed"], "temporary": plan["micro_batch"] * c["temporary"],
+        "held": whole * _held_outputs(plan, job.cells.held) if job.cells.held else np.zeros_like(whole), "held_at_worst": whole * c["held_outputs"],
+        "load": np.where(sharded, has["parameters"] + c["param_bytes"] * c["unit"], np.where(offload, 0.0, c["param_bytes"] * c["params"])),
         "save": lasting + np.where(sharded, np.maximum(gathered16, c["compute_bytes"] * c["unit"]), 0.0),
-        "host": np.where(plan["offload"] > 0, _HOST_BUFFERS * np.maximum(built, states["offloaded"]), built) * job.gpus_per_node,
+        "host": np.where(offload, _HOST_BUFFERS * np.maximum(built, has["offloaded"]), built) * job.gpus_per_node,
     }  # fmt: skip
+    moments = _moments(plan, c, has)
+    return has | moments | {"parameters": has["parameters"] + job.resident_bytes}  # which are equal on all stages
 
 
 def _states(plan: dict[str, IntArray], c: Columns) -> Columns:
@@ -121,22 +148,27 @@ def _states(plan: dict[str, IntArray], c: Columns) -> Columns:
     gathers2 = (c["zero2_gathers"] > 0) & (zero == 2)
     is_sharded = ((zero >= 3) | gathers2) & (shard > 1)
 
-    def share(dense: FloatArray, expert: FloatArray, cut: BoolArray) -> FloatArray:
-        return np.where(cut, dense * one + expert * expert_one, dense + expert)
+    def share(dense: FloatArray, root: FloatArray, expert: FloatArray, cut: BoolArray) -> FloatArray:
+        padded = (dense - root) * c["layer_padding"] + root * c["root_padding"]
+        return np.where(cut, padded * one + expert * expert_one, dense + expert)
 
     dense, trained = c["params"] - c["experts"], c["trainable"] - c["trainable_experts"]
-    parameters = c["param_bytes"] * share(dense, c["experts"], is_sharded)
-    gradients = c["grad_bytes"] * share(trained, c["trainable_experts"], zero >= 2)
-    own = share(trained, c["trainable_experts"], zero >= 1)
+    parameters = c["param_bytes"] * share(dense, c["root"], c["experts"], is_sharded)
+    gradients = c["grad_bytes"] * share(trained, c["root_trainable"], c["trainable_experts"], zero >= 2)
+    own = share(trained, c["root_trainable"], c["trainable_experts"], zero >= 1)
     optimizer = (c["master_bytes"] + c["state_bytes"] + np.where(zero >= 1, c["sharded_grad_bytes"], 0.0)) * own
     layer_grad = c["unit_grad_bytes"] * c["unit_trainable"]
     gathered = np.where(zero >= 3, c["compute_bytes"] * (c["gathered_units"] * c["unit"] + c["root"]), c["compute_bytes"] * c["params"])
     casts = c["autocast_copies"] * (c["param_bytes"] > c["compute_bytes"]) * c["compute_bytes"] * c["params"]
     everything = offload & (c["offloads_parameters"] > 0) & (zero >= 2)
-    buffers = np.where(data & (zero > 0), np.where(zero == 2, 2.0, 1.0) * np.minimum(c["comm_buffer_bytes"], 4.0 * c["trainable"]), 0.0)
+    no_gradients = everything | (offload & (c["offloads_gradients"] > 0) & (zero >= 2))
+    buffers = np.where(
+        (data | offload) & (zero > 0), np.where(zero == 2, 2.0, 1.0) * np.minimum(c["comm_buffer_bytes"], 4.0 * c["trainable"]), 0.0
+    )
     return {
         "parameters": np.where(everything, 0.0, parameters),
-        "gradients": np.where(everything, 0.0, gradients),
+        "gradients": np.where(no_gradients, 0.0, gradients),
+        "whole_gradients": np.where((c["accumulates_whole"] > 0) & (zero >= 2), c["compute_bytes"] * c["trainable"], 0.0),
         "optimizer": np.where(offload, 0.0, optimizer),
         "buckets": np.where(data, c["bucket_copies"] * gradients, 0.0) + buffers,
         "gathered": np.where(is_sharded, gathered + layer_grad, casts),
@@ -147,36 +179,65 @@ def _states(plan: dict[str, IntArray], c: Columns) -> Columns:
     }  # fmt: skip
 
 
-def _fullest_moment(plan: dict[str, IntArray], c: Columns, has: Columns, activations: FloatArray, flight: FloatArray) -> Columns:
-    """What is alive beside the lasting states at the fullest of the four moments.
+def _moments(plan: dict[str, IntArray], c: Columns, has: Columns) -> Columns:
+    """What a step's moments need, but for what grows with the number of micro-batches.
 
     Args:
         plan: columns of the plans.
         c: columns of their cells.
-        has: gradients, gathered layers, and what a backward pass makes again, frees before and needs for a moment.
-        activations: kept for backward by all micro-batches in flight.
-        flight: micro-batches in flight.
+        has: states, gathered layers, and what a backward pass makes again, frees before and needs for a moment.
     """
-    accumulates = plan["num_microbatches"] > 1
-    copies = np.where(plan["schedule"] == _GPIPE, flight, 1.0) + np.where(accumulates, c["carried_logits_share"], 0.0)
-    logits = plan["micro_batch"] * c["logits"] * copies
-    all_gradients, gathered = has["gradients"], has["gathered"]
-    gradients = np.where(accumulates | (c["keeps_gradients"] > 0), all_gradients, 0.0)
+    lasting = has["parameters"] + has["optimizer"] + has["buckets"] + has["inputs"]
+    kept = np.where(c["keeps_gradients"] > 0, has["gradients"], 0.0)
     layer = has["again"] + has["temporary"] + has["root_gradients"]
-    forward = gradients + activations + gathered + np.maximum(logits, layer - has["freed"])  # the loss, or the heaviest layer's backward
-    last, step = all_gradients + gathered + layer, all_gradients + has["step"]
-    total = np.maximum(np.maximum(forward, last), step)
-    is_forward = forward >= total
-    is_step = ~is_forward & (step >= total)
-    is_loss = is_forward & (logits >= layer - has["freed"])
-    in_backward = np.where(is_loss | is_step, 0.0, 1.0)
-    now = np.where(is_forward, gradients, all_gradients)
+    last_backward = has["gathered"] + layer
+    logits, all_at_once = plan["micro_batch"] * c["logits"], plan["schedule"] == _GPIPE
+    most_chunks, chunks = chunks_in_flight(plan, c["stage"])
     return {
-        "total": total, "gradients": now, "logits": np.where(is_loss, logits, 0.0), "recomputed": has["again"] * in_backward,
-        "activations": np.where(is_forward, activations - has["freed"] * in_backward, 0.0),
-        "gathered": np.where(is_step, 0.0, gathered + has["root_gradients"] * in_backward),
-        "temporaries": has["temporary"] * in_backward + np.where(is_step, has["step"], 0.0),
-        "pooled": np.where((c["pools_gradients"] > 0) & (plan["zero_stage"] >= 2), all_gradients - now, 0.0),
+        "forward": lasting + has["gathered"] + kept, "kept_gradients": kept,
+        "accumulated_gradients": np.maximum(has["gradients"], has["whole_gradients"]) - kept,
+        "loss": np.where(all_at_once, 0.0, logits), "loss_in_flight": np.where(all_at_once, logits, 0.0),
+        "carried_logits": logits * c["carried_logits_share"], "heaviest": layer - has["freed"],
+        "late": lasting + has["gradients"] + np.maximum(last_backward, has["step"]),
+        "step_is_latest": (has["step"] >= last_backward).astype(np.float64),
+        "pools_gradients": ((c["pools_gradients"] > 0) & (plan["zero_stage"] >= 2)).astype(np.float64),
+        "most_chunks": most_chunks, "chunks": chunks.astype(np.float64),
+    }  # fmt: skip
+
+
+def _total(columns: Columns, at: IntArray, num_microbatches: IntArray) -> FloatArray:
+    """Bytes of some stages at their fullest moment."""
+    names = (
+        "forward", "accumulated_gradients", "in_flight", "loss", "loss_in_flight", "carried_logits", "heaviest", "late", "most_chunks", "chunks",
+    )  # fmt: skip
+    s = {name: columns[name].take(at) for name in names}
+    flight, loss, forward = _forward(s, num_microbatches)
+    return np.maximum(forward + flight * s["in_flight"] + np.maximum(loss, s["heaviest"]), s["late"])
+
+
+def _forward(s: Columns, num_microbatches: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Micro-batches in flight, bytes of the loss, and bytes of the forward pass beside activations and loss."""
+    accumulates = num_microbatches > 1
+    flight = np.minimum(num_microbatches * s["chunks"], s["most_chunks"]) / s["chunks"]
+    loss = s["loss"] + flight * s["loss_in_flight"] + accumulates * s["carried_logits"]
+    return flight, loss, s["forward"] + accumulates * s["accumulated_gradients"]
+
+
+def _parts(s: Columns, num_microbatches: IntArray) -> Columns:
+    """What is alive at the fullest of the four moments, by the names of PRICED."""
+    flight, loss, forward = _forward(s, num_microbatches)
+    activations = flight * s["in_flight"]
+    is_forward = forward + activations + np.maximum(loss, s["heaviest"]) >= s["late"]
+    is_step = ~is_forward & (s["step_is_latest"] > 0)
+    is_loss = is_forward & (loss >= s["heaviest"])
+    in_backward = ~(is_loss | is_step)
+    gradients = np.where(is_forward, s["kept_gradients"] + (num_microbatches > 1) * s["accumulated_gradients"], s["gradients"])
+    return {name: s[name] for name in _LASTING} | {
+        "gradients": gradients, "logits": np.where(is_loss, loss, 0.0), "recomputed": s["again"] * in_backward,
+        "activations": np.where(is_forward, activations - s["freed"] * in_backward, 0.0),
+        "gathered": np.where(is_step, 0.0, s["gathered"] + s["root_gradients"] * in_backward),
+        "temporaries": s["temporary"] * in_backward + np.where(is_step, s["step"], 0.0),
+        "pooled": s["pools_gradients"] * np.maximum(s["gradients"] - gradients, 0.0),
     }  # fmt: skip
 
 

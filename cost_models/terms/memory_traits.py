@@ -41,6 +41,7 @@ class MemoryTraits:
     zero2_gathers: bool = False  # stage 2 keeps sharded parameters and a gathered working copy (FSDP without resharding)
     autocast_copies: bool = False  # weights are cast inside autocast; the 16-bit copies live until the backward pass is over
     keeps_gradients: bool = True  # gradients live through forward (main-gradient buffers); False: freed by zero_grad
+    accumulates_whole: bool = False  # sharded gradients are reduced after the last micro-batch only (FSDP's no_sync); whole until then
     pools_gradients: bool = False  # reduced gradients come from a stream of their own, whose memory the forward pass cannot reuse
     step_copies: float = 0.0  # temporaries of the optimizer step, as a multiple of the sharded parameters (foreach optimizers)
     vocab_parallel: bool = True  # tensor parallelism divides logits and loss
@@ -51,6 +52,7 @@ class MemoryTraits:
     held_where: tuple[Mapping[str, float], ...] = ()  # plans in which that was seen: bounds like {"max_pp_degree": 1}, and "outputs"
     reserved_factor: float | None = None  # reserved over allocated; None: the fitted constant
     stage_split: str = ""  # "": as the runtime's `pipeline_cut`
+    offloads_gradients: bool = False  # optimizer offload also takes sharded gradients off the device, as they are reduced
     offloads_parameters: bool = False  # optimizer offload also moves sharded parameters and gradients to the host
     builds_on_host: bool = True  # each rank builds the whole model in host memory before it is sharded
     saves_gathered: bool = False  # a checkpoint gathers the whole 16-bit model on each device

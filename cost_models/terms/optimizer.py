@@ -57,9 +57,26 @@ def streamed_s(
     return num_params * (2 * num_micro_batches * param_bytes + (num_micro_batches - 1) * grad_bytes) / host_bytes_per_s
 
 
+def host_accumulation_s(
+    num_params: FloatArray, num_micro_batches: FloatArray, *, grad_bytes: FloatArray, host_bytes_per_s: FloatArray
+) -> FloatArray:  # fmt: skip
+    """Sharded gradients that accumulate on the host: each micro-batch but the first brings the sum up, adds, and takes it down again.
+
+    Source: deepspeed/runtime/zero/stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu; the copies run between the kernels of the
+    backward pass, not beside them. Ignored: the first micro-batch's way down.
+
+    Args:
+        num_params: of one rank's shard.
+        num_micro_batches: a step.
+        grad_bytes: per parameter.
+        host_bytes_per_s: copy rate of one device.
+    """
+    return num_params * 2 * (num_micro_batches - 1) * grad_bytes / host_bytes_per_s
+
+
 def straggler_share(num_nodes: FloatArray, per_doubling: FloatArray) -> FloatArray:
     """Share by which the slowest of many nodes delays the rest."""
     return per_doubling * np.log2(np.maximum(num_nodes, 1.0))
 
 
-TERMS = (optimizer_s, offload_s, streamed_s, straggler_share)
+TERMS = (optimizer_s, offload_s, streamed_s, host_accumulation_s, straggler_share)

@@ -47,6 +47,11 @@ def slowest_rank(rank_s: FloatArray, rank_layout: IntArray, rank_start: IntArray
     return Slowest(rank=rank, others_s=total - largest)
 
 
+def sent_bytes(boundary_bytes: FloatArray, sequence_parallel: FloatArray | IntArray, tp_degree: FloatArray | IntArray) -> FloatArray:
+    """Of one transfer on one device: with sequence parallelism each tensor rank sends its part."""
+    return boundary_bytes / np.where(sequence_parallel > 0, tp_degree, 1.0)
+
+
 def transfers_s(one_s: FloatArray, num_microbatches: FloatArray, pp_degree: IntArray, virtual_stages: IntArray) -> FloatArray:
     """Point-to-point seconds on the critical path: each chunk of each micro-batch, forward and backward, and once per stage of the fill.
 
@@ -59,4 +64,4 @@ def transfers_s(one_s: FloatArray, num_microbatches: FloatArray, pp_degree: IntA
     return np.where(pp_degree > 1, one_s * FORWARD_BACKWARD_TRANSFERS * (num_microbatches * virtual_stages + pp_degree - 1), 0.0)
 
 
-TERMS = (blend, slowest_rank, transfers_s)
+TERMS = (blend, slowest_rank, sent_bytes, transfers_s)

@@ -23,11 +23,8 @@ from tests.accuracy import test_memory_cases, test_throughput_cases
 LINK = Link(name="any", bytes_per_s=1e11, latency_s=1e-6)
 #: Figures that the model does not give, and why; they count as wrong.
 NOT_PRICED = {
-    "A029": "FSDP without limit_all_gathers: how far the host runs ahead of the GPU is not in the model, which presumes the limit",
-    "A031-states": "an estimator's 4 bytes per parameter on each rank under ZeRO-2: whole gradients, where the engine keeps a share of them",
-    "A031-offload": "the same estimator's 2 bytes per parameter under offloading: no gradients at all, where a share of them waits on the GPU",
-    "A031-host": "host memory under offloading is not predicted",
-    "A045": "whole gradients kept by FSDP's no_sync: no plan of ours accumulates so",
+    "A029": "FSDP without limit_all_gathers: how far the host runs ahead of the GPU takes both their times; the model presumes the limit",
+    "A031-states": "an estimator's 4 bytes per parameter on each rank under ZeRO-2: whole gradients, which the engine only has under ZeRO-1",
 }
 
 
@@ -65,6 +62,21 @@ def test_a026_each_saving_lowers_the_peak():
     assert (np.diff(ladder) < 0).all()
 
 
+@pytest.fixture(scope="module")
+def t5_3b() -> MemoryCosts:
+    """deepspeedai/DeepSpeed#965, its memory estimator: 2.852 billion parameters on 8 cards, ZeRO-2 with the optimizer on the host."""
+    workload = equal_blocks("t5-3b", 2.852e9, 0.0, 48)
+    return costs(workload, dp_shard_degree=8, zero_stage=2, offload=True, runtime="deepspeed")
+
+
+def test_a031_only_weights_stay_on_the_device(t5_3b):
+    assert states_bytes(t5_3b) / GIB == pytest.approx(5.31, rel=0.03)
+
+
+def test_a031_states_need_host_memory(t5_3b):
+    assert t5_3b.host_bytes[0] / GIB == pytest.approx(127.48, rel=0.03)
+
+
 def test_a033_stage_two_is_no_saving_for_a_small_model():
     """deepspeedai/DeepSpeed#1302: BERT-large takes more memory under ZeRO-2 than under ZeRO-1."""
     shape = TransformerShape(num_layers=24, hidden_size=1024, num_heads=16, vocab_size=30522, seq_len=512, causal=False)
@@ -88,6 +100,19 @@ def test_a042_ddp_buckets_are_a_second_copy_of_the_gradients():
     assert priced.parts["buckets"][0] / (4 * workload.num_params) == pytest.approx(0.92, rel=0.15)
 
 
+def test_a045_gradients_accumulated_without_reduction_stay_whole():
+    """meta-pytorch/tnt#1057: 26 billion parameters on 16 cards: under FSDP's no_sync gradients grow from 3.25 to about 52 GB a rank."""
+    shape = TransformerShape(num_layers=52, hidden_size=6400, num_heads=50, vocab_size=50000, seq_len=2048)
+    workload = transformer_workload(shape, runtime="litgpt")
+    assert workload.num_params == pytest.approx(26e9, rel=0.03)
+    synchronised, whole = (
+        costs(workload, dp_shard_degree=16, zero_stage=3, num_microbatches=8, runtime=runtime).parts["gradients"][0] / 1e9
+        for runtime in ("torchtune", "litgpt")  # both all in 16 bits
+    )
+    assert synchronised == pytest.approx(3.25, rel=0.1)
+    assert whole == pytest.approx(52, rel=0.1)
+
+
 def test_a047_one_copy_of_the_logits():
     """THUDM/slime#2253: 11,600 positions of 248,320 words are 10.73 GiB in fp32."""
     shape = TransformerShape(num_layers=1, hidden_size=1024, num_heads=8, vocab_size=248320, seq_len=11600)
@@ -98,7 +123,10 @@ def test_a047_one_copy_of_the_logits():
 #: kohya-ss/sd-scripts#1101: SDXL's 2.567 billion parameters in full fp16 on cards of 24 GB: cards, ZeRO stage, whether it ran.
 SDXL = [(2, 3, False), (4, 3, True), (4, 2, False), (8, 2, True), (8, 1, False)]
 #: What the model gets wrong of it, and why; an entry that comes out right must go.
-SDXL_WRONG = {(8, 1): "stage 1 on 8 cards is predicted to fit by 1 GB and ran out of memory: whole gradients cost more than their size"}
+SDXL_WRONG = {
+    (8, 1): "stage 1 on 8 cards is predicted to take 24.1 GB, 24.4 at the high end, of 25.4 and ran out of memory. What is reported cannot "
+    "tell why: stage 3 takes as much on 6 cards as on 4, so the figures hold memory that the allocator could give back",
+}
 
 
 @pytest.mark.parametrize(("num_gpus", "stage", "ran"), SDXL)
@@ -109,7 +137,7 @@ def test_a037_which_stage_fits_how_many_cards(num_gpus, stage, ran):
 
     def peak(num: int, zero: int, saved_bytes: float, *, cautious: bool = False) -> float:
         plan = Plan(dp_shard_degree=num, zero_stage=zero, micro_batch=4, runtime="deepspeed")
-        priced = memory_costs(sdxl(saved_bytes), cluster, PlanTable.from_plans([plan]))
+        priced = memory_costs(equal_blocks("SDXL", 2.567e9, saved_bytes, 70), cluster, PlanTable.from_plans([plan]))
         return float((priced.high if cautious else priced.peak)[0])
 
     low, high = 0.0, 10e9
@@ -120,20 +148,20 @@ def test_a037_which_stage_fits_how_many_cards(num_gpus, stage, ran):
     assert right != ((num_gpus, stage) in SDXL_WRONG)
 
 
-def sdxl(saved_bytes: float) -> Workload:
-    """Parameters and saved bytes per sample in 70 equal blocks."""
+def equal_blocks(name: str, num_params: float, saved_bytes: float, num_blocks: int) -> Workload:
+    """16-bit training of parameters, with saved bytes per sample, in equal blocks."""
     no_ops = OpTable(**{f.name: np.zeros(0, dtype=np.int64) for f in dataclasses.fields(OpTable)})
+    each = num_params / num_blocks
     block = LayerGroup(
-        name="blocks.*", num_repeats=70, ops=no_ops, num_params=2.567e9 / 70, num_trainable_params=2.567e9 / 70,
-        saved_other_bytes=saved_bytes / 70,
+        name="blocks.*", num_repeats=num_blocks, ops=no_ops, num_params=each, num_trainable_params=each, saved_other_bytes=saved_bytes / num_blocks,
     )  # fmt: skip
     return Workload(
-        name="SDXL", groups=(block,), num_params=2.567e9, num_trainable_params=2.567e9, compute_dtype="fp16",
+        name=name, groups=(block,), num_params=num_params, num_trainable_params=num_params, compute_dtype="fp16",
         optimizer=OptimizerSpec(name="adamw", state_bytes_per_param=8.0),
     )  # fmt: skip
 
 
-def test_five_of_six_reports_are_right():
+def test_most_reports_are_right():
     """Over all three tables, runs in three sizes of one report counted once; what can't be priced is wrong."""
     speed = {name.partition("-1B")[0].partition("-8B")[0].partition("-10B")[0] for name in pd.read_csv(test_throughput_cases.CSV)["id"]}
     here = sum(name.startswith("test_a0") for name in globals()) - 1 + len(SDXL)  # one of them is SDXL's
@@ -146,4 +174,4 @@ def test_five_of_six_reports_are_right():
         *test_memory_cases.WRONG,
     ]
     total = len(speed) + 1 + len(test_throughput_cases.NOT_PRICED) + here + len(NOT_PRICED) + memory
-    assert len(wrong) <= total / 6, f"{len(wrong)} of {total}"
+    assert len(wrong) <= 0.15 * total, f"{len(wrong)} of {total}"

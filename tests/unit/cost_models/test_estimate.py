@@ -145,6 +145,15 @@ def test_offloading_is_charged_for_copies_and_the_cpu(llama8b, cluster):
     assert got.peak_memory_bytes[1] < got.peak_memory_bytes[0]
 
 
+def test_gradients_accumulated_on_the_host_cross_the_link_twice_a_micro_batch(llama8b, cluster):
+    plans = [
+        Plan(dp_shard_degree=8, zero_stage=z, offload=True, num_microbatches=m, runtime="deepspeed-zero") for z in (1, 2) for m in (1, 5)
+    ]
+    got = estimate(llama8b, cluster, PlanTable.from_plans(plans)).breakdown_s["offload"]
+    assert got[1] == pytest.approx(got[0])  # ZeRO-1 accumulates on the device
+    assert got[3] - got[2] == pytest.approx(4 * 2 * 2 * 8.03e9 / 8 / cluster.host_bytes_per_s, rel=0.01)
+
+
 def test_a_measured_step_anchors_the_price(llama8b, cluster):
     plan = Plan(micro_batch=2)
     modelled = seconds(llama8b, cluster, plan)[0]

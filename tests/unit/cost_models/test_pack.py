@@ -1,7 +1,7 @@
 """Renumbering of plans."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost_models.numbering import distinct, ragged
@@ -9,6 +9,7 @@ from cost_models.numbering import distinct, ragged
 columns = st.integers(1, 40).flatmap(lambda n: st.lists(st.lists(st.integers(0, 10**6), min_size=n, max_size=n), min_size=1, max_size=4))
 
 
+@settings(deadline=None)
 @given(columns)
 def test_distinct_numbers_equal_rows_alike(values):
     arrays = [np.array(v, dtype=np.int64) for v in values]
@@ -17,6 +18,12 @@ def test_distinct_numbers_equal_rows_alike(values):
     assert len(first) == len(set(rows)) == code.max() + 1
     for i, row in enumerate(rows):
         assert rows[first[code[i]]] == row
+    assert first.tolist() == sorted({rows.index(row) for row in rows})
+
+
+def test_no_rows_are_no_distinct_rows():
+    first, code = distinct(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    assert len(first) == len(code) == 0
 
 
 def test_ragged_joins_ranges():
