@@ -85,7 +85,7 @@ def _joined(workloads: Sequence[Workload]) -> tuple[OpTable, IntArray, IntArray,
 
 def make_cells(
     *, workloads: Sequence[Workload], clusters: Sequence[Cluster], runtimes: Sequence[Runtime], plans: PlanTable, w: IntArray, c: IntArray,
-    device: IntArray,
+    device: IntArray, root_whole: IntArray,
 ) -> Cells:  # fmt: skip
     """Cells of some plans.
 
@@ -97,6 +97,7 @@ def make_cells(
         w: workload of each plan.
         c: cluster of each plan.
         device: number of each cluster's device.
+        root_whole: 1 where tensor parallelism leaves what lies outside the layers whole.
     """
     table, op_group, op_start, op_count = _joined(workloads)
     at, cell = ragged(op_start[w], op_count[w])
@@ -108,9 +109,12 @@ def make_cells(
     g = {name: values[group_at] for name, values in group_columns(workloads).items()}
     tp, cp, ep, micro = (getattr(plans, n).astype(np.float64) for n in ("tp_degree", "cp_degree", "ep_degree", "micro_batch"))
     samples, sequence = micro / cp, plans.sequence_parallel.astype(np.float64)
-    outside = {name: np.array([getattr(r, name) for r in runtimes])[plans.runtime][unit_cell] for name in ("whole_outside", "tied_whole")}
+    outside = {
+        "whole_outside": np.array([r.whole_outside for r in runtimes])[plans.runtime][unit_cell],
+        "root_whole": root_whole[unit_cell],
+    }
     sizes = unit_sizes(g, tp[unit_cell], ep[unit_cell], samples[unit_cell], **outside)
-    tp_here = tensor_degree(g, tp[unit_cell], outside["tied_whole"])
+    tp_here = tensor_degree(g, tp[unit_cell], outside["root_whole"])
     num_experts = np.array([x.num_experts for x in workloads])[w][cell]
     expert = (ops.kind == GEMM) & (ops.op_class != ATTENTION_CLASS) & (num_experts > 1) & (ops.batch == num_experts)
     shapes = device_shapes(
@@ -207,7 +211,6 @@ def group_columns(workloads: Sequence[Workload]) -> dict[str, FloatArray]:
         for g in w.groups
     ]
     out["whole_tensors"], out["whole_bytes"] = (np.array([sum(t[i] for t in tensors) for tensors in whole]) for i in range(2))
-    out["is_tied"] = np.array([float(w.tied_params > 0) for w in workloads for _ in w.groups])
     logits = [w.tokens_per_sample * w.vocab_size * gather_bytes(w) * (w.logits_bytes > 0) for w in workloads]
     out["logits_bytes"] = np.array(
         [size * (g is w.groups[-1]) * (g.num_tp_params > 0) for w, size in zip(workloads, logits, strict=True) for g in w.groups]
@@ -223,14 +226,14 @@ def group_columns(workloads: Sequence[Workload]) -> dict[str, FloatArray]:
     return out
 
 
-def tensor_degree(g: dict[str, FloatArray], tp: FloatArray, tied_whole: FloatArray | float) -> FloatArray:
+def tensor_degree(g: dict[str, FloatArray], tp: FloatArray, root_whole: FloatArray | IntArray | float) -> FloatArray:
     """Over how many ranks each group is divided."""
-    return np.where((g["is_unit"] == 0) & (g["is_tied"] > 0) & (np.asarray(tied_whole) > 0), 1.0, tp)
+    return np.where((g["is_unit"] == 0) & (np.asarray(root_whole) > 0), 1.0, tp)
 
 
 def unit_sizes(
     g: dict[str, FloatArray], tp: FloatArray, ep: FloatArray, samples: FloatArray, *, whole_outside: FloatArray | float,
-    tied_whole: FloatArray | float,
+    root_whole: FloatArray | IntArray | float,
 ) -> dict[str, FloatArray]:  # fmt: skip
     """What one device holds and communicates of each group.
 
@@ -240,13 +243,14 @@ def unit_sizes(
         ep: expert degree.
         samples: of a micro-batch on one context rank.
         whole_outside: 1 where sequences and logits are whole outside the layers.
-        tied_whole: 1 where tied embeddings and heads are not divided.
+        root_whole: 1 where what lies outside the layers is not divided.
     """
-    tp_here, joins = tensor_degree(g, tp, tied_whole), (g["is_unit"] == 0) & (np.asarray(whole_outside) > 0)
+    tp_here, joins = tensor_degree(g, tp, root_whole), (g["is_unit"] == 0) & (np.asarray(whole_outside) > 0)
     split = g["num_tp_params"] - g["num_expert_params"]
     return {
         "collectives": np.where(tp_here > 1, g["num_tp_collectives"], 0.0),
-        "whole_tensors": np.where(tp_here > 1, g["whole_tensors"], 0.0), "whole_bytes": np.where(tp_here > 1, g["whole_bytes"], 0.0),
+        "whole_tensors": np.where((tp_here > 1) & ~joins, g["whole_tensors"], 0.0),
+        "whole_bytes": np.where((tp_here > 1) & ~joins, g["whole_bytes"], 0.0),
         "edges": np.where(joins & (tp > 1), g["num_tp_collectives"], 0.0), "in_sequence": np.where(joins, 0.0, 1.0),
         "logits_bytes": np.where(joins & (tp_here > 1), g["logits_bytes"], 0.0) * samples, "boundary_bytes": g["boundary_bytes"] * samples,
         "all_to_all_bytes": g["all_to_all_bytes"] * samples, "context_bytes": g["context_bytes"] * samples / tp,

@@ -100,9 +100,9 @@ class _Step:
         self.workload, self.plan, self.runtime, self.split = workload, plan, runtime, split
         tp, ep = np.array(float(plan.tp_degree)), np.array(float(plan.ep_degree))
         samples = np.array(plan.micro_batch / plan.cp_degree)
-        self.sizes = unit_sizes(
-            group_columns([workload]), tp, ep, samples, whole_outside=runtime.whole_outside, tied_whole=runtime.tied_whole
-        )
+        root_whole = volumes.leaves_root_whole(workload, runtime, tp * plan.dp_shard_degree * plan.cp_degree)
+        columns = group_columns([workload])
+        self.sizes = unit_sizes(columns, tp, ep, samples, whole_outside=runtime.whole_outside, root_whole=root_whole.astype(np.float64))
         on_ranks = split.on_ranks(plan.pp_degree).astype(np.float64)
         fullest = pipeline.slowest_rank(on_ranks @ self.sizes["dense_params"], np.zeros(plan.pp_degree, np.int64), np.zeros(1, np.int64))
         self.stage = int(fullest.rank[0]) if stage is None else stage

@@ -16,7 +16,7 @@ import numpy as np
 from cost_models.cells import Cells, make_cells
 from cost_models.numbering import distinct, ragged
 from cost_models.stages import stage_split
-from cost_models.terms.volumes import shard_padding
+from cost_models.terms.volumes import leaves_root_whole, shard_padding
 from cost_models.traits import PIPELINE_CUTS, Runtime, load_runtime
 from cost_models.types import RECOMPUTES, Cluster, FloatArray, IntArray, Plan, PlanTable, Workload
 
@@ -105,9 +105,18 @@ def pack(
     device = np.array([devices.index((x.device.family, x.device.name)) for x in clusters])
     kind_plan, kind = distinct(w, c, *(getattr(plans, f.name) for f in fields(Plan) if f.name != "num_microbatches"))
     one, w, c = plans.take(kind_plan), w[kind_plan], c[kind_plan]
-    first, cell = distinct(w, c, one.runtime, one.tp_degree, one.cp_degree, one.ep_degree, one.micro_batch, one.sequence_parallel)
+    root_whole = _root_whole(workloads, runtimes, one, w)
+    keys = (w, c, one.runtime, one.tp_degree, one.cp_degree, one.ep_degree, one.micro_batch, one.sequence_parallel, root_whole)
+    first, cell = distinct(*keys)
     cells = make_cells(
-        workloads=workloads, clusters=clusters, runtimes=runtimes, plans=one.take(first), w=w[first], c=c[first], device=device
+        workloads=workloads,
+        clusters=clusters,
+        runtimes=runtimes,
+        plans=one.take(first),
+        w=w[first],
+        c=c[first],
+        device=device,
+        root_whole=root_whole[first],
     )
     layout_first, layout = distinct(cell, one.pp_degree, one.virtual_stages, one.recompute)
     layouts = _layouts(workloads, runtimes, cells, one.take(layout_first), cell[layout_first])
@@ -133,6 +142,18 @@ def _rings(plans: PlanTable, cluster: IntArray, device: IntArray) -> Rings:
         pair=plans.runtime * num_devices + device[cluster], cluster=cluster, shard_ranks=shard, replicate_ranks=f["dp_replicate_degree"],
         data_ranks=data, expert_ranks=np.maximum(data / f["ep_degree"], 1.0), tp_degree=f["tp_degree"], ep_degree=f["ep_degree"],
     )  # fmt: skip
+
+
+def _root_whole(workloads: Sequence[Workload], runtimes: Sequence[Runtime], plans: PlanTable, w: IntArray) -> IntArray:
+    """1 for plans whose tensor ranks hold embeddings and head whole."""
+    out = np.zeros(len(plans), dtype=np.int64)
+    ranks = plans.tp_degree * plans.dp_shard_degree * plans.cp_degree
+    for j, runtime in enumerate(runtimes):
+        mine = np.flatnonzero((plans.runtime == j) & (plans.tp_degree > 1)) if runtime.equal_tables else np.zeros(0, np.int64)
+        for i in np.unique(w[mine]):
+            at = mine[w[mine] == i]
+            out[at] = leaves_root_whole(workloads[i], runtime, ranks[at])
+    return out
 
 
 def _padding(workloads: Sequence[Workload], runtimes: Sequence[Runtime], rings: Rings, ring: IntArray) -> FloatArray:

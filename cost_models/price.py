@@ -27,9 +27,11 @@ class _Units:
     forward_s: FloatArray
     selective_s: FloatArray  # run again by selective recomputation
     link_s: FloatArray  # tensor, context and expert collectives
+    forward_link_s: FloatArray  # of it in the forward pass
     full_link_s: FloatArray  # of it again under full recomputation
     selective_link_s: FloatArray
     host_s: FloatArray
+    forward_host_s: FloatArray
     full_host_s: FloatArray
     selective_host_s: FloatArray
 
@@ -79,19 +81,21 @@ def _price_units(packed: Packed, constants: Constants, anchors: FloatArray) -> _
     attention = np.bincount(cells.op_unit[cells.op_attention], weights=op_s[cells.op_attention], minlength=cells.num_units) * anchor
     k = at_pair(constants, cells.pair[cells.unit_cell])
     share = cells.selective_share
-    link, full_link = _links(packed, k)
+    link, forward_link, full_link = _links(packed, k)
     launch = np.where(cells.measured_host_s > 0, cells.measured_host_s, k["host_s_per_kernel"])
     calls = cells.collectives * k["host_s_per_collective"]
+    forward_host = (launch * cells.forward_kernels + calls) * anchor
     return _Units(
         compute_s=forward + backward, forward_s=forward, selective_s=np.where(share > 0, share * forward, attention),
-        link_s=link, full_link_s=full_link, selective_link_s=np.where(share > 0, full_link, 0.0), host_s=(launch * (cells.forward_kernels + cells.backward_kernels) + 2 * calls) * anchor,
-        full_host_s=(launch * cells.forward_kernels + calls) * anchor,
+        link_s=link, forward_link_s=forward_link, full_link_s=full_link, selective_link_s=np.where(share > 0, full_link, 0.0),
+        host_s=forward_host + (launch * k["backward_launch_share"] * cells.backward_kernels + calls) * anchor,
+        forward_host_s=forward_host, full_host_s=forward_host,
         selective_host_s=launch * np.where(share > 0, share * cells.forward_kernels, cells.attention_kernels) * anchor,
     )  # fmt: skip
 
 
-def _links(packed: Packed, k: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """Seconds per unit of tensor, context and expert collectives: forward and backward, and again under full recomputation.
+def _links(packed: Packed, k: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Seconds per unit of tensor, context and expert collectives: in both passes, in the forward pass, and again under full recomputation.
 
     Context parallelism passes keys and values round a ring, 30% of it exposed.
     """
@@ -111,7 +115,9 @@ def _links(packed: Packed, k: Mapping[str, FloatArray]) -> tuple[FloatArray, Flo
     context = passes * np.where(cp > 1, communication.ring(machine, k, cp, tp).seconds(cells.context_bytes * cp), 0.0)
     whole = 2.0 * cells.reduces_whole[of] * sequence * (cells.whole_tensors * ring.latency_s + cells.whole_bytes * ring.s_per_byte)
     logits = np.where(cells.logits_bytes > 0, ring.seconds(cells.logits_bytes), 0.0)
-    return one * (forward.ring_passes + backward.ring_passes) + whole + logits + 2.0 * experts + context, one * again.ring_passes + experts
+    there = one * forward.ring_passes + experts + context / volumes.CONTEXT_PASSES
+    back = one * backward.ring_passes + whole + logits + experts + context * (1.0 - 1.0 / volumes.CONTEXT_PASSES)
+    return there + back, there, one * again.ring_passes + experts
 
 
 def _price_ranks(packed: Packed, units: _Units) -> RankCosts:
@@ -127,7 +133,12 @@ def _price_ranks(packed: Packed, units: _Units) -> RankCosts:
     again = total(full * units.forward_s[unit] + selective * units.selective_s[unit])
     link = total(count * units.link_s[unit] + full * units.full_link_s[unit] + selective * units.selective_link_s[unit])
     host = total(count * units.host_s[unit] + full * units.full_host_s[unit] + selective * units.selective_host_s[unit])
-    busy = pipeline.blend(work + again + link, host)
+    device = work + again + link
+    forward = {
+        "forward_device_share": _share(total(count * (units.forward_s + units.forward_link_s)[unit]), device),
+        "forward_host_share": _share(total(count * units.forward_host_s[unit]), host),
+    }
+    busy = pipeline.busy_s(device, host, **forward)
     slowest = pipeline.slowest_rank(busy, layouts.rank_layout, layouts.rank_start)
     at = slowest.rank
     dense, expert = total(count * cells.dense_params[unit]), total(count * cells.expert_params[unit])
@@ -138,7 +149,13 @@ def _price_ranks(packed: Packed, units: _Units) -> RankCosts:
     trainable = total(count * (cells.dense_params * cells.trainable_share)[unit]) / np.maximum(dense, 1.0)
     return RankCosts(
         compute_s=work[at], recompute_s=again[at], link_s=link[at], host_s=host[at], busy_s=busy[at], others_s=slowest.others_s,
+        **{name: values[at] for name, values in forward.items()},
         num_units=sharding.num_units[fullest], root_params=sharding.root_params[fullest], blocks=total(count * cells.can_recompute[unit])[at],
         boundary_bytes=cells.boundary_bytes[layouts.boundary_unit], dense_params=dense[fullest],
         expert_params=np.maximum.reduceat(expert, layouts.rank_start), trainable_share=trainable[at],
     )  # fmt: skip
+
+
+def _share(part: FloatArray, whole: FloatArray) -> FloatArray:
+    """Part of the whole; 0 of nothing."""
+    return part / np.where(whole > 0, whole, 1.0)

@@ -29,6 +29,8 @@ class RankCosts:
     host_s: FloatArray
     busy_s: FloatArray  # the slowest rank, device and host blended
     others_s: FloatArray
+    forward_device_share: FloatArray  # of the slowest rank's device seconds
+    forward_host_share: FloatArray  # of its host seconds
     num_units: FloatArray  # sharded one by one on the rank with the most parameters
     root_params: FloatArray  # of it outside the layers, on one device
     blocks: FloatArray  # repeated layers of the slowest rank
@@ -174,20 +176,29 @@ def price_kinds(packed: Packed, constants: Constants, ranks: RankCosts, rings: R
     work = ranks.compute_s[at] + p.x.accumulate_bytes * (p.dense + p.expert) * p.trainable / p.memory_bytes_per_s
     sharding = _sharding_s(p, work + again)
     transfers = _transfers_s(p, ranks.boundary_bytes[at])
-    quirks = quirk_seconds(packed.runtimes, p.plans, gpus_per_node=p.x.gpus_per_node, hidden_size=p.x.hidden_size)
+    quirks = quirk_seconds(
+        packed.runtimes, p.plans, gpus_per_node=p.x.gpus_per_node, hidden_size=p.x.hidden_size,
+        gradient_bytes=(p.dense + p.expert) * p.trainable * p.x.reduce_bytes,
+    )  # fmt: skip
     if quirks is not None:
         stall_s = quirks.transfer_s
         transfers = transfers + Seconds.linear(lambda m: stall_s * stalled_transfers(p.plans, m))
     device = work + again + link + sharding
-    busy = pipeline.blend(device, host + p.k["host_s_per_micro_batch"])
+    busy = pipeline.busy_s(
+        device, host + p.k["host_s_per_micro_batch"],
+        forward_device_share=ranks.forward_device_share[at], forward_host_share=ranks.forward_host_share[at],
+    )  # fmt: skip
     if quirks is not None:
         busy = np.maximum(busy, quirks.layer_floor_s * ranks.blocks[at] + host)
+    reduction = _reduction_s(p, busy)
+    if quirks is not None:
+        reduction = reduction + Seconds.once(quirks.reduction_s)
     on_device, on_host = _updates_s(p)
     bubble = ranks.others_s[at] * (busy / ranks.busy_s[at]) / p.plans.virtual_stages
     parts = {
         "compute": Seconds.each(work), "host_overhead": Seconds.each(busy - device), "recompute": Seconds.each(again),
         "tp_communication": Seconds.each(link), "pipeline_bubble": Seconds.once(bubble), "pipeline_p2p": transfers,
-        "dp_communication": _reduction_s(p, busy), "fsdp_communication": Seconds.each(sharding), "optimizer": Seconds.once(on_device),
+        "dp_communication": reduction, "fsdp_communication": Seconds.each(sharding), "optimizer": Seconds.once(on_device),
         "offload": on_host, "data_loading": Seconds.each(p.plans.micro_batch * p.x.input_bytes / p.x.host_bytes_per_s),
     }  # fmt: skip
     nodes = np.ceil(packed.rings.data_ranks[p.ring] * p.plans.tp_degree * p.plans.pp_degree / p.x.gpus_per_node)
@@ -264,19 +275,20 @@ def _reduction_s(p: _Part, busy_s: FloatArray) -> Seconds:
     zero, ring, rings, by_layer = p.plans.zero_stage, p.ring, p.rings, _gathers_layers(p)
     grads, shards = p.dense * p.trainable, _padded(p)[0] * p.trainable / p.shard_ranks
     both_ways = 2 * p.k["all_reduce_discount"]
-    shard_latency_s, shard_s_per_byte = rings.shard.latency_s[ring], rings.shard.s_per_byte[ring]
+    slower = 1.0 / p.k["reduction_rate_share"]
+    shard_latency_s, shard_s_per_byte = rings.shard.latency_s[ring], slower * rings.shard.s_per_byte[ring]
     scatter = shard_latency_s + grads * p.x.reduce_bytes * shard_s_per_byte
     gather = shard_latency_s + grads * p.x.gather_bytes * shard_s_per_byte
     shard_bytes = np.where(by_layer, shards * p.x.fsdp_reduce_bytes, grads / p.shard_ranks * p.x.reduce_bytes)
-    replicas = both_ways * (rings.replicate.latency_s[ring] + shard_bytes * rings.replicate.s_per_byte[ring])
-    whole = both_ways * (rings.data.latency_s[ring] + grads * p.x.reduce_bytes * rings.data.s_per_byte[ring])
+    replicas = both_ways * (rings.replicate.latency_s[ring] + shard_bytes * slower * rings.replicate.s_per_byte[ring])
+    whole = both_ways * (rings.data.latency_s[ring] + grads * p.x.reduce_bytes * slower * rings.data.s_per_byte[ring])
     by_step = (zero > 0) & (zero < 3) & ~by_layer
     broadcasts = (zero == 1) & (p.x.zero1_broadcasts > 0)
     once = np.where((zero == 0) | broadcasts, whole, replicas + np.where(by_step, scatter, 0.0))
     broadcast = shard_latency_s + grads * p.x.param_bytes * shard_s_per_byte
     after_step = np.where(by_step, np.where(broadcasts, broadcast, gather), 0.0)
     if np.any(p.expert):  # banks of experts are equal on fewer ranks
-        banks = rings.experts.latency_s[ring] + p.expert * p.trainable * volumes.EXPERT_BYTES * rings.experts.s_per_byte[ring]
+        banks = rings.experts.latency_s[ring] + p.expert * p.trainable * volumes.EXPERT_BYTES * slower * rings.experts.s_per_byte[ring]
         once = once + np.where(((zero == 0) | by_step) & (p.expert > 0), banks, 0.0)
     backward_s = 2.0 / 3.0 * busy_s
     overlap = np.where(zero == 0, p.x.dp_overlap, p.x.zero_overlap)

@@ -20,10 +20,11 @@ class QuirkSeconds:
 
     layer_floor_s: FloatArray  # host-side floor per layer and micro-batch, not added to device work but beside it
     transfer_s: FloatArray  # per transfer between pipeline stages
+    reduction_s: FloatArray  # of the gradient reduction
 
 
 def quirk_seconds(
-    runtimes: tuple[Runtime, ...], plans: PlanTable, *, gpus_per_node: FloatArray, hidden_size: FloatArray
+    runtimes: tuple[Runtime, ...], plans: PlanTable, *, gpus_per_node: FloatArray, hidden_size: FloatArray, gradient_bytes: FloatArray
 ) -> QuirkSeconds | None:
     """Quirks of the plans' runtimes; None where no runtime has any."""
     if not any(r.quirks for r in runtimes):
@@ -40,7 +41,17 @@ def quirk_seconds(
     wide = (tp >= 32) & ((pp > 2) | (micro <= 16))
     unsharded = (plans.zero_stage == 0) & (data >= 4) & (data <= 16) & (micro == 1)
     stalls = many_nodes & (pp > 1) & ((world >= 512) | medium | wide | unsharded)
-    return QuirkSeconds(layer_floor_s=np.where(far & (tp > 1), slow + rings, 0.0), transfer_s=np.where(stalls, stall, 0.0))
+    return QuirkSeconds(
+        layer_floor_s=np.where(far & (tp > 1), slow + rings, 0.0), transfer_s=np.where(stalls, stall, 0.0),
+        reduction_s=np.where(many_nodes & (pp > 1) & (plans.zero_stage == 0), _bucket_hops_s(runtimes, plans, gradient_bytes), 0.0),
+    )  # fmt: skip
+
+
+def _bucket_hops_s(runtimes: tuple[Runtime, ...], plans: PlanTable, gradient_bytes: FloatArray) -> FloatArray:
+    """An all-reduce bucket by bucket, each twice round a ring of all data ranks."""
+    bucket_bytes, hop_s = (_trait(runtimes, plans.runtime, "slow_unsharded_reduction", field) for field in ("bucket_bytes", "hop_s"))
+    hops = 2.0 * (plans.dp_replicate_degree * plans.dp_shard_degree - 1)
+    return gradient_bytes / np.maximum(bucket_bytes, 1.0) * hops * hop_s
 
 
 def stalled_transfers(plans: PlanTable, num_microbatches: FloatArray) -> FloatArray:

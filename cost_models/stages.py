@@ -3,7 +3,8 @@
 The pieces are repeats of groups; a piece that may not end a stage joins the next one. Three ways to cut, a trait of the runtime:
 - balanced: the contiguous partition whose largest stage is smallest (bisection over the limit, greedy filling: exact);
 - even: equal numbers of layers, the first stages take the remainder; embedding with the first, head with the last layer;
-- greedy: nanotron's rule: a piece that carries the running sum of weights over the next multiple of total / stages opens a stage.
+- greedy: nanotron's rule: the piece that carries the running sum of weights to the next multiple of total / stages ends its stage; the
+  head goes to the last one.
 """
 
 from __future__ import annotations
@@ -146,7 +147,8 @@ def _greedy(workload: Workload, pieces: list[tuple[int, bool]], num_stages: int)
     weights = np.array([_weights(g) for g in workload.groups])[[g for g, _ in pieces]]
     running, stage, out = np.cumsum(weights), 0, []
     for value in running:
-        if value > running[-1] * (stage + 1) / num_stages and stage < num_stages - 1:
-            stage += 1
         out.append(stage)
+        if value >= running[-1] * ((stage + 1) / num_stages) and stage < num_stages - 1:
+            stage += 1
+    out[-1] = num_stages - 1
     return np.array(out, dtype=np.int64)

@@ -30,7 +30,7 @@ class Runtime:
     sources: tuple[str, ...] = ()  # starts of the column "source_repo_or_doc" of run tables
     sequence_parallel: float = 0.0  # tensor parallelism comes with sequence parallelism unless said otherwise
     whole_outside: float = 0.0  # under tensor parallelism sequences and logits are whole outside the layers: gathered, summed by all-reduce
-    tied_whole: float = 0.0  # tensor parallelism leaves tied embeddings and heads whole on every rank
+    equal_tables: float = 0.0  # embeddings and heads are divided only untied, and where tensor x shard ranks divide their rows
     reduces_whole_gradients: float = 0.0  # sequence parallelism all-reduces gradients of what every tensor rank holds whole, one by one
     regathers_weight_gradient: float = 0.0  # sequence parallelism gathers the input again for the weight gradient
     dp_overlap: float = 1.0  # the gradient reduction runs under the last backward pass

@@ -72,6 +72,7 @@ class ParamShape:
     num_elements: float
     trainable: bool = True
     tp_split: str = "none"  # "rows" or "columns" divided by tensor parallelism; "none": whole on every rank; "bias": likewise, added to a sum over ranks
+    tp_shares: tuple[float, ...] = (1.0,)  # of its rows: products side by side (q, k and v in one) are divided one by one
 
     @property
     def is_divided(self) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from advisor.workload.groups import is_expert
 from advisor.workload.layout import Layout
 from advisor.workload.pricing import attention_sides
+from advisor.workload.records import is_expert
 from cost_models.catalogue import gpu_for_device_name
 
 

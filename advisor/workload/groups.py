@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -11,10 +12,11 @@ from advisor.workload.assign import Part
 from advisor.workload.gemms import Product
 from advisor.workload.layout import Layout, vocab_parameters
 from advisor.workload.pricing import Entry, Pricing, entries
-from advisor.workload.records import Parameter, Shape, num_elements
+from advisor.workload.records import Parameter, Shape, is_expert, num_elements
 from advisor.workload.saved import saved_bytes
+from advisor.workload.split_facts import split_facts
 from advisor.workload.tensor_parallel import BlockSplit
-from cost_models.types import BATCH_DIMS, OP_CLASSES, PHASES, PRICING_KINDS, TP_SPLITS, LayerGroup, OpTable
+from cost_models.types import BATCH_DIMS, OP_CLASSES, PHASES, PRICING_KINDS, TP_SPLITS, LayerGroup, OpTable, ParamShape
 
 #: An expert's own number in a module path.
 _EXPERT = re.compile(r"experts\.\d+(?=\.|$)")
@@ -112,23 +114,19 @@ def layer_group(layout: Layout, i: int, pricing: Pricing, activation_bytes: floa
     selective["sequence" if split.active else "other"] += boundary
     if not can_recompute or sum(selective.values()) > sum(kept.kept.values()):
         selective = kept.kept
-    total = sum(p.num_elements for p in part.parameters)
+    total, sides = sum(p.num_elements for p in part.parameters), _tp_sides(layout, i)
     return LayerGroup(
         name=part.segment.name, num_repeats=part.num_repeats, ops=op_table(price_part(layout, i, pricing)),
         num_params=total / part.num_repeats, num_trainable_params=sum(p.num_elements for p in part.parameters if p.trainable) / part.num_repeats,
-        num_tp_params=_tp_params(layout, i) / part.num_repeats,
+        num_tp_params=sum(p.num_elements for p in part.parameters if p.name in sides) / part.num_repeats,
         num_expert_params=sum(p.num_elements for p in part.parameters if is_expert(p)) / part.num_repeats,
         num_layers=len(part.segment.repeats[0]) if part.segment.is_run else 1,
         saved_inner_bytes=kept.kept["inner"], saved_sequence_bytes=kept.kept["sequence"], saved_other_bytes=kept.kept["other"],
         selective_inner_bytes=selective["inner"], selective_sequence_bytes=selective["sequence"], selective_other_bytes=selective["other"],
         boundary_bytes=boundary, temporary_bytes=kept.temporary, num_tp_collectives=float(split.num_collectives),
         can_recompute=can_recompute, can_cut=i in layout.cuts.parts,
+        param_shapes=_param_shapes(layout, i, sides),
     )  # fmt: skip
-
-
-def is_expert(p: Parameter) -> bool:
-    """Whether a parameter belongs to one of several experts."""
-    return "experts" in p.name.split(".")
 
 
 def _boundary_shape(layout: Layout, i: int) -> Shape:
@@ -146,22 +144,52 @@ def _num_calls(layout: Layout, part: Part) -> int:
     return max(layout.tree.modules[part.segment.repeats[0][-1].path].num_calls, 1) if part.segment.is_blocks else 1
 
 
-def _tp_params(layout: Layout, i: int) -> float:
-    """Elements divided by tensor parallelism: weights of pairs, biases of column weights, tables and heads by vocabulary."""
+def _tp_sides(layout: Layout, i: int) -> dict[str, str]:
+    """What tensor parallelism divides, by name: "out" or "in" side of weights of pairs, biases of column weights, tables and heads."""
     part, split, tree = layout.parts[i], layout.splits[i], layout.tree
     if not split.active:
-        return 0.0
+        return {}
     names = {local.op.weight: split.sides[p.weight] for at, p in layout.products[i].items() for local in [part.ops[at]]
              if p.role == "forward" and p.weight in split.sides}  # fmt: skip
     divided = _in_all_repeats({tree.parameter_by_name[name].name: side for name, side in names.items()}, part)
     columns = {p.module: p.shape for p in part.parameters if divided.get(p.name) == "out"}
-    total = 0.0
-    tables = {p.name for p in vocab_parameters(part, tree)} if not split.pairs else set()
-    for p in part.parameters:
-        is_bias = len(p.shape) == 1 and p.module in columns and p.shape[0] in columns[p.module]
-        if p.name in divided or p.name in tables or is_bias:
-            total += p.num_elements
-    return total
+    biases = {p.name: "out" for p in part.parameters if len(p.shape) == 1 and p.module in columns and p.shape[0] in columns[p.module]}
+    tables = {p.name: "out" for p in vocab_parameters(part, tree)} if not split.pairs else {}
+    owned = {p.name for p in part.parameters}
+    return {name: side for name, side in (tables | biases | divided).items() if name in owned}
+
+
+def _param_shapes(layout: Layout, i: int, sides: Mapping[str, str]) -> tuple[ParamShape, ...]:
+    """Parameters of the first repeat, in order of definition."""
+    part = layout.parts[i]
+    paths = tuple(f"{u.path}." for u in part.segment.repeats[0])
+    own = [p for p in part.parameters if part.num_repeats == 1 or p.name.startswith(paths)]
+    summed = {p.module for p in own if sides.get(p.name) == "in"}
+    shares = _shares(layout, i)
+    return tuple(
+        ParamShape(
+            rows=float(p.shape[0]) if p.shape else 1.0, num_elements=p.num_elements, trainable=p.trainable,
+            tp_split=_dimension(layout, p, sides[p.name]) if p.name in sides else "bias" if p.module in summed and len(p.shape) == 1 else "none",
+            tp_shares=shares.get(p.module, (1.0,)),
+        )
+        for p in own
+    )  # fmt: skip
+
+
+def _shares(layout: Layout, i: int) -> dict[str, tuple[float, ...]]:
+    """Of the products that lie side by side in a weight, by the name of its module."""
+    units = layout.parts[i].segment.repeats[0]
+    return {
+        f"{units[pair['unit']].path}.{name}": tuple(part / sum(parts) for part in parts)
+        for pair in split_facts(layout)["tp_pairs"] if pair["group"] == layout.parts[i].segment.name
+        for name, parts in zip(pair["column"], pair["parts"], strict=True) if len(parts) > 1
+    }  # fmt: skip
+
+
+def _dimension(layout: Layout, p: Parameter, side: str) -> str:
+    """Dimension of a divided parameter; Conv1D-style weights have their inputs first, stacks of experts the experts."""
+    inputs_first = layout.tree.modules[p.module].weight_layout == "in_out" and len(p.shape) > 1
+    return "columns" if len(p.shape) > 2 or (side == "in") != inputs_first else "rows"
 
 
 def _in_all_repeats(divided: dict[str, str], part: Part) -> dict[str, str]:

@@ -71,6 +71,11 @@ class Parameter:
     trainable: bool
 
 
+def is_expert(p: Parameter) -> bool:
+    """Whether a parameter belongs to one of several experts."""
+    return "experts" in p.name.split(".")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
     """One module; containers without a row of their own in the profile have `num_calls` 0 and class "ModuleList"."""

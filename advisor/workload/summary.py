@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from advisor.profiling.schema import StepProfile
+from advisor.workload.architecture import architecture
 from advisor.workload.assign import Part
 from advisor.workload.layout import Layout, find_layout
-from advisor.workload.records import Module, Parameter, Tree
+from advisor.workload.records import Parameter, Tree
+from advisor.workload.split_facts import split_facts
 from cost_models.types import Workload
-
-_NO_MODULE = Module(path="")
 
 
 def model_summary(profile: StepProfile, workload: Workload) -> dict[str, Any]:
@@ -22,8 +22,8 @@ def model_summary(profile: StepProfile, workload: Workload) -> dict[str, Any]:
 
     Returns:
         Plain values: `name class num_params num_trainable_params tied layer_groups optimizer precision batch_size seq_len num_heads
-        num_kv_heads vocab_size buffer_bytes other_models block_paths tp_pairs tp_reason pp_reason` and byte counts. `block_paths` are the
-        modules to wrap, shard or checkpoint one by one, in execution order; `tp_pairs` names modules relative to each of their blocks.
+        num_kv_heads vocab_size buffer_bytes other_models block_paths tp_reason pp_reason` and byte counts. `block_paths` are the modules to
+        wrap, shard or checkpoint one by one, in execution order. And what `split_facts` and `architecture` tell.
     """
     layout, meta = find_layout(profile), profile.meta
     return {
@@ -36,9 +36,9 @@ def model_summary(profile: StepProfile, workload: Workload) -> dict[str, Any]:
         "num_heads": workload.num_heads, "num_kv_heads": workload.num_kv_heads, "vocab_size": int(workload.vocab_size),
         "num_experts": workload.num_experts, "buffers": meta.buffer_bytes, "other_models": dict(meta.other_models),
         "unused_parameters": _unused(layout),
-        "model_flops_per_sample": workload.model_flops, "block_paths": _block_paths(layout), "tp_pairs": _tp_pairs(layout),
+        "model_flops_per_sample": workload.model_flops, "block_paths": _block_paths(layout), **split_facts(layout),
         "can_tensor_parallel": workload.can_tensor_parallel, "can_pipeline": workload.can_pipeline,
-        "tp_reason": layout.tp_reason, "pp_reason": layout.cuts.reason,
+        "tp_reason": layout.tp_reason, "pp_reason": layout.cuts.reason, **architecture(layout.tree, _block_paths(layout)),
     }  # fmt: skip
 
 
@@ -83,26 +83,3 @@ def _block_paths(layout: Layout) -> list[str]:
 
 def _is_shared_outside(p: Parameter, path: str) -> bool:
     return any(not alias.startswith(path + ".") for alias in p.aliases)
-
-
-def _tp_pairs(layout: Layout) -> list[dict[str, Any]]:
-    """Per group of blocks: modules to divide by columns and by rows, relative to the block; weights of fused attention by their name.
-
-    `linear` tells whether all of them are nn.Linear modules, which torch's ColwiseParallel and RowwiseParallel take as they are.
-    """
-    found = []
-    for part, split in zip(layout.parts, layout.splits, strict=True):
-        for pair in split.pairs:
-            unit = part.segment.repeats[0][int(pair.rows[0].split(":")[0])].path
-            columns, rows = [_module_name(w) for w in pair.columns], [_module_name(w) for w in pair.rows]
-            layouts = [layout.tree.modules.get(f"{unit}.{name}", _NO_MODULE).weight_layout for name in (*columns, *rows)]
-            found.append({
-                "group": part.segment.name, "class": layout.tree.modules[unit].class_name, "column": columns, "row": rows,
-                "linear": set(layouts) == {"out_in"},
-            })  # fmt: skip
-    return found
-
-
-def _module_name(weight: str) -> str:
-    """The module of a relative weight name: self_attn.q_proj of 0:self_attn.q_proj.weight."""
-    return weight.split(":", 1)[-1].removesuffix(".weight")

@@ -71,7 +71,7 @@ def split_block(part: Part, products: dict[int, Product], tree: Tree, width: flo
         return BlockSplit(reason="its blocks hold no linear layers")
     adapters = _adapters(uses)
     base = [u for u in uses if u.weight not in adapters]
-    attention = [o.op.call for i, o in enumerate(part.ops) if o.op.phase == "forward" and _mixes_positions(o, products.get(i))]
+    attention = [o.op.call for i, o in enumerate(part.ops) if o.op.phase == "forward" and mixes_positions(o, products.get(i))]
     pairs = [p for p in _pairs(base, attention, width) if all(u.plain for u in (*p[0], *p[1]))]
     covered = sum(u.flops for p in pairs for u in (*p[0], *p[1]))
     if covered < _MIN_COVERAGE * sum(u.flops for u in base):
@@ -85,7 +85,7 @@ def split_block(part: Part, products: dict[int, Product], tree: Tree, width: flo
     return BlockSplit(active=True, pairs=named, sides=sides, tags=_tags(part, pairs, width), num_collectives=len(rows))
 
 
-def _mixes_positions(local: LocalOp, product: Product | None) -> bool:
+def mixes_positions(local: LocalOp, product: Product | None) -> bool:
     """Attention: a fused kernel, or a batched product of two activations."""
     return local.op.op_class == "attention" or (product is not None and not product.weight and local.op.name in BATCHED_PRODUCTS)
 

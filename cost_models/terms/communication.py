@@ -5,7 +5,7 @@
 An all-reduce is two passes. Over PCIe a ring shares host bridges and often copies through host memory, and Ethernet without RDMA
 pays for TCP: each has its own achieved share. A group of `ranks` devices `stride` apart has r = gpus_per_node / stride of them in each node. The groups
 of one node share its adapters, so a group gets r / gpus_per_node of their rate, falling as nodes^-decay. Latency grows with the
-nodes of the ring, a little faster than in proportion. Ignored: trees, rail topology, in-network reduction (an achieved share above 1 absorbs it), message-size curves.
+logarithm of the ranks in a node (each collective waits for the slowest of them) and with the nodes of the ring, a little faster than in proportion. Ignored: trees, rail topology, in-network reduction (an achieved share above 1 absorbs it), message-size curves.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def ring(machine: Machine, constants: Mapping[str, FloatArray], ranks: FloatArra
     outside = machine.inter_bytes_per_s * here / machine.gpus_per_node * network * np.maximum(nodes / 2, 0.5) ** -decay
     crosses = nodes > 1
     rate = np.where(crosses, np.minimum(inside, outside), inside)
-    latency = constants["intra_latency_s"] + machine.intra_latency_s
+    latency = constants["intra_latency_s"] * np.log2(np.maximum(here, 2.0)) + machine.intra_latency_s
     near = np.minimum(nodes, _RING_NODES)
     levels = 1.0 + np.log2(nodes / near) / np.log2(_RING_NODES)
     per_node = constants["inter_latency_s_per_node"] + machine.inter_latency_s

@@ -10,6 +10,7 @@ import numpy as np
 from cost_models.numbering import distinct, ragged
 from cost_models.terms.memory_stages import STAGE_COLUMNS, StageTable, stage_table
 from cost_models.terms.memory_traits import MemoryTraits
+from cost_models.terms.volumes import leaves_root_whole
 from cost_models.traits import load_runtime
 from cost_models.traits import runtime_names as known_runtimes
 from cost_models.types import FloatArray, IntArray, PlanTable, Workload
@@ -41,7 +42,7 @@ class Cells:
 
 def make_cells(workload: Workload, plans: PlanTable, traits: Sequence[MemoryTraits], *, rank: str = "fullest") -> Cells:
     """Group plans into cells and price those."""
-    first, code = distinct(*(getattr(plans, name) for name in _KEY))
+    first, code = distinct(*(getattr(plans, name) for name in _KEY), _root_whole(workload, plans))
     keys = plans.take(first)
     cuts = [t.stage_split or _pipeline_cut(name) for t, name in zip(traits, plans.runtime_names, strict=True)]
     wanted = [(int(pp), cuts[int(runtime)]) for pp, runtime in zip(keys.pp_degree, keys.runtime, strict=True)]
@@ -53,6 +54,14 @@ def make_cells(workload: Workload, plans: PlanTable, traits: Sequence[MemoryTrai
     held = {i: t.held_where for i, t in enumerate(traits) if t.held_where}
     sums = _price(workload, keys.take(cell), traits, [own[i] for i in cell], place)
     return Cells(code=code, sums=sums, start=start, candidates=candidates, held=held)
+
+
+def _root_whole(workload: Workload, plans: PlanTable) -> IntArray:
+    """1 for plans whose tensor ranks hold embeddings and head whole."""
+    runtimes = [load_runtime(name) if name in known_runtimes() else None for name in plans.runtime_names]
+    ranks = plans.tp_degree * plans.dp_shard_degree * plans.cp_degree
+    whole = [leaves_root_whole(workload, r, ranks) for r in runtimes]
+    return np.array(whole, dtype=np.int64)[plans.runtime, np.arange(len(plans))]
 
 
 def _pipeline_cut(runtime: str) -> str:
@@ -74,10 +83,7 @@ def _price(workload: Workload, keys: PlanTable, traits: Sequence[MemoryTraits], 
         return (s[f"{prefix}_inner"] / tp + s[f"{prefix}_sequence"] / outer + s[f"{prefix}_other"]) / cp  # type: ignore[no-any-return]
 
     unit = s["unit_plain"] + s["unit_tp"] / tp + s["unit_expert"] / expert_cut
-    leaves_whole = [
-        name in known_runtimes() and load_runtime(name).tied_whole > 0 and workload.tied_params > 0 for name in keys.runtime_names
-    ]
-    whole = s["root_tp"] * np.where(np.array(leaves_whole)[keys.runtime], 1.0 - 1.0 / tp, 0.0)  # tied weights that tensor ranks don't share
+    whole = s["root_tp"] * _root_whole(workload, keys) * (1.0 - 1.0 / tp)  # embeddings and head that tensor ranks don't share
     root = s["root_plain"] + s["root_tp"] / tp + whole
     root_share = s["root_trainable"] / np.maximum(s["root_plain"] + s["root_tp"], 1.0)
     experts = s["params_expert"] / expert_cut

@@ -23,6 +23,21 @@ def blend(device_s: FloatArray, host_s: FloatArray) -> FloatArray:
     return np.sqrt(np.sqrt(device_squared * device_squared + host_squared * host_squared))
 
 
+def busy_s(
+    device_s: FloatArray, host_s: FloatArray, *, forward_device_share: FloatArray, forward_host_share: FloatArray
+) -> FloatArray:  # fmt: skip
+    """Seconds of one micro-batch: forward and backward are two runs through the layers, and the host's lead in one doesn't help in the other.
+
+    Args:
+        device_s: work, recomputation and collectives of both.
+        host_s: launches of both.
+        forward_device_share: of `device_s` in the forward pass.
+        forward_host_share: of `host_s` in the forward pass.
+    """
+    forward_s, launches_s = forward_device_share * device_s, forward_host_share * host_s
+    return blend(forward_s, launches_s) + blend(device_s - forward_s, host_s - launches_s)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowest:
     """The slowest rank of each layout and the sum of the others."""
@@ -64,4 +79,4 @@ def transfers_s(one_s: FloatArray, num_microbatches: FloatArray, pp_degree: IntA
     return np.where(pp_degree > 1, one_s * FORWARD_BACKWARD_TRANSFERS * (num_microbatches * virtual_stages + pp_degree - 1), 0.0)
 
 
-TERMS = (blend, slowest_rank, sent_bytes, transfers_s)
+TERMS = (blend, busy_s, slowest_rank, sent_bytes, transfers_s)

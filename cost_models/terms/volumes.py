@@ -14,9 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from cost_models.traits import Runtime
-from cost_models.types import FloatArray, LayerGroup, Workload
+from cost_models.types import FloatArray, IntArray, LayerGroup, Workload
+
+BoolArray = npt.NDArray[np.bool_]
 
 #: Experts are equal on fewer ranks than the rest: their gradients go one way in 4 bytes, weights come back in 2.
 EXPERT_SCATTER_BYTES, EXPERT_GATHER_BYTES = 4.0, 2.0
@@ -111,13 +114,22 @@ def reduced_bytes(trait: FloatArray, own: FloatArray) -> FloatArray:
     return np.where(trait > 0, trait, own)
 
 
+def leaves_root_whole(workload: Workload, runtime: Runtime | None, ranks: IntArray | FloatArray) -> BoolArray:
+    """Whether every tensor rank holds embeddings and head whole, by the number of tensor x shard ranks."""
+    none = np.zeros(np.shape(ranks), dtype=bool)
+    if runtime is None or not runtime.equal_tables:
+        return none
+    rows = [p.rows for g in workload.groups if not g.is_unit for p in g.param_shapes if p.tp_split == "rows" and p.num_elements > p.rows]
+    return np.asarray(none | (workload.tied_params > 0) | np.any([np.asarray(r % ranks != 0) for r in rows] or [none], axis=0))
+
+
 def shard_padding(workload: Workload, runtime: Runtime, shard_ranks: float, tp_degree: float) -> tuple[float, float]:
     """Factor on the elements of the layers and of the root where the runtime cuts them into equal parts of whole rows."""
     if not runtime.pads_rows or shard_ranks == 1:
         return 1.0, 1.0
     layers, root = ([g for g in workload.groups if g.is_unit == is_unit] for is_unit in (True, False))
     return _padding(layers, shard_ranks, tp_degree), _padding(
-        root, shard_ranks, 1.0 if runtime.tied_whole and workload.tied_params else tp_degree
+        root, shard_ranks, 1.0 if leaves_root_whole(workload, runtime, np.array(tp_degree * shard_ranks)) else tp_degree
     )
 
 
@@ -126,10 +138,11 @@ def _padding(groups: Sequence[LayerGroup], shard_ranks: float, tp_degree: float)
     whole = padded = 0.0
     for group in groups:
         for p in group.param_shapes:
-            rows = max(p.rows / tp_degree, 1.0) if p.tp_split == "rows" else p.rows
             elements = group.num_repeats * p.num_elements / (tp_degree if p.is_divided else 1.0)
             whole += elements
-            padded += elements * math.ceil(rows / shard_ranks) * shard_ranks / rows
+            for share in p.tp_shares if tp_degree > 1 else (1.0,):
+                rows = max(share * p.rows / tp_degree, 1.0) if p.tp_split == "rows" else share * p.rows
+                padded += share * elements * math.ceil(rows / shard_ranks) * shard_ranks / rows
     return padded / whole if whole else 1.0
 
 

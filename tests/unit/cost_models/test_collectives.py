@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from cost_models import TransformerShape, estimate, load_calibration, transformer_workload
@@ -188,10 +189,11 @@ def test_operators_are_told_by_their_names(name, kind):
 
 
 def bare(a100, **latency):
-    """A machine and constants by which nothing is hidden and a ring takes bytes over one rate, or one second a pass."""
+    """A machine and constants by which nothing is hidden and a ring takes bytes over one rate, or one second a pass for each
+    doubling of the ranks."""
     link = Link(name="link", bytes_per_s=RATE if not latency else 1e30, latency_s=0.0, kind="nvlink")
     cluster = Cluster(device=a100, gpus_per_node=4096, num_nodes=1, intra=link, inter=link)
-    shown = {"fsdp_hidden_share": 0.0, "overlap_contention": 0.0, "dp_hidden_share": 0.0, "all_reduce_discount": 1.0, "intra_rate_share": 1.0,
+    shown = {"fsdp_hidden_share": 0.0, "overlap_contention": 0.0, "dp_hidden_share": 0.0, "all_reduce_discount": 1.0, "intra_rate_share": 1.0, "reduction_rate_share": 1.0,
              "p2p_rate_share": 1.0, "all_to_all_rate_share": 1.0, "intra_latency_s": 0.0, "p2p_latency_s": 0.0}  # fmt: skip
     shipped = load_calibration()
     return cluster, dataclasses.replace(shipped, constants={**shipped.constants, **shown, **latency}, by_runtime={}, by_family={})
@@ -235,7 +237,9 @@ def test_seconds_are_those_of_the_charged_calls(name, llama8b, a100):
         ("fsdp_communication", "dp_shard", ("parameters ", "gradients")),
     ):
         if parts[part][0]:
-            calls = sum(PASSES.get(c.kind, 1) * c.count for c in charges if c.group == groups and c.purpose.startswith(purposes))
+            calls = sum(
+                PASSES.get(c.kind, 1) * c.count * np.log2(c.ranks) for c in charges if c.group == groups and c.purpose.startswith(purposes)
+            )
             assert float(parts[part][0]) == pytest.approx(calls)
 
 
@@ -255,3 +259,10 @@ def test_experts_take_the_charged_bytes(experts, a100):
     charges = charged(experts, plan)
     assert float(parts["tp_communication"][0]) == pytest.approx(find(charges, "all-to-all")[1] * (1 - 1 / 4) / RATE)
     assert float(parts["dp_communication"][0]) == pytest.approx(ring_seconds(charges, "dp_shard", "dp_replicate"))
+
+
+def test_tables_are_divided_only_into_equal_shards(llama8b):
+    few, many = (charged(llama8b, tensor(dp_shard_degree=n, zero_stage=3)) for n in (8, 64))  # 128256 rows are 512 x 250.5
+    assert find(few, "all-gather", "logits")[0] == 1
+    assert find(many, "all-gather", "logits")[0] == 0
+    assert find(many, "all-reduce", "activations")[0] == find(few, "all-reduce", "activations")[0] - 2

@@ -188,6 +188,17 @@ def test_nanotron_quirks_touch_nanotron_only(llama8b, cluster):
     assert here > 1.5 * there
 
 
+def test_nanotron_pipelines_without_zero_reduce_bucket_by_bucket(llama8b, cluster_of, a100):
+    plan = Plan(dp_shard_degree=32, pp_degree=2, num_microbatches=8, runtime="nanotron")
+    whole, scattered = (
+        estimate(llama8b, cluster_of(a100, nodes=8), PlanTable.from_plans([dataclasses.replace(plan, zero_stage=z)])).breakdown_s
+        for z in (0, 1)
+    )
+    buckets = 4 * 4.5e9 / 25e6  # fp32 gradients of the larger half
+    assert whole["dp_communication"][0] == pytest.approx(buckets * 62 * 25e-6, rel=0.2)
+    assert scattered["dp_communication"][0] < whole["dp_communication"][0]
+
+
 @pytest.mark.parametrize(
     ("tables", "word"),
     [((1, 1, 0), "equal"), ((2, 1, 2), "equal")],

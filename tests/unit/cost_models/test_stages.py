@@ -27,6 +27,20 @@ def test_every_layer_is_in_exactly_one_stage(llama8b, cut, num_stages):
     assert len(split.boundary_group) == num_stages - 1
 
 
+def test_greedy_stages_end_with_the_piece_that_reaches_their_share(llama8b):
+    """32 layers of 218.1 M weights and a head of 525.3 M: a quarter is 8.6 layers."""
+    assert stage_split(llama8b, 4, cut="greedy").counts[:, 1].tolist() == [9, 9, 8, 6]
+
+
+def test_greedy_cuts_leave_the_head_to_the_last_stage():
+    workload = transformer_workload(
+        TransformerShape(num_layers=16, hidden_size=2048, num_heads=32, vocab_size=131072, seq_len=4096, ffn_size=8192, gated=True)
+    )
+    counts = stage_split(workload, 8, cut="greedy").counts
+    assert counts[:, 1].tolist() == [3, 2, 3, 2, 3, 2, 1, 0]
+    assert counts[:, 2].tolist() == [0] * 7 + [1]
+
+
 def test_even_stages_differ_by_one_layer_at_most(llama8b):
     assert stage_split(llama8b, 5, cut="even").counts[:, 1].tolist() == [7, 7, 6, 6, 6]
 

@@ -43,6 +43,11 @@ def test_latency_grows_with_nodes(constants):
     assert latency[3] > 3 * latency[1] - latency[0]
 
 
+def test_latency_in_a_node_grows_with_the_logarithm_of_the_ranks(constants):
+    two, four, eight = (ring(n, 1, constants).latency_s[0] for n in (2, 4, 8))
+    assert (four, eight) == (pytest.approx(2 * two), pytest.approx(3 * two))
+
+
 def test_pcie_and_ethernet_achieve_less_of_their_line_rate(constants):
     assert ring(8, 1, constants, over_pcie=1.0).s_per_byte[0] > 2 * ring(8, 1, constants).s_per_byte[0]
     assert ring(16, 1, constants, over_ethernet=1.0).s_per_byte[0] > 1.5 * ring(16, 1, constants).s_per_byte[0]
@@ -70,6 +75,14 @@ def test_device_and_host_work_side_by_side():
     assert pipeline.blend(np.array([1.0]), np.array([0.0]))[0] == 1.0
     assert pipeline.blend(np.array([1.0]), np.array([1.0]))[0] == pytest.approx(2**0.25)
     assert pipeline.blend(np.array([1.0]), np.array([0.5]))[0] < 1.02
+
+
+def test_a_lead_of_the_host_in_one_pass_does_not_help_in_the_other():
+    device, host, half = np.array([2.0]), np.array([2.0]), np.array([0.5])
+    even = pipeline.busy_s(device, host, forward_device_share=half, forward_host_share=half)[0]
+    uneven = pipeline.busy_s(device, host, forward_device_share=np.array([0.1]), forward_host_share=np.array([0.9]))[0]
+    assert even == pytest.approx(pipeline.blend(device, host)[0])
+    assert uneven == pytest.approx(2 * 1.8, rel=1e-3)
 
 
 def test_the_slowest_rank_sets_the_pace():
