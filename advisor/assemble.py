@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,7 +179,7 @@ def report(
         hotspots=spots,
         memory=memory_section(alone, case.step, case.cluster),
         cluster=cluster_mapping(case.cluster),
-        plans=plan_entries(case.request, result, files.launch_lines(), files.why_no_launch()),
+        plans=plan_entries(case.request, result, files.launch_lines(), files.why_no_launch(), files.check_lines()),
         rejected=rejected_entries(result),
         findings=evaluate(load_rules(), facts),
         scaling=scaling_points(sizes),
@@ -211,11 +212,18 @@ class _PlanFiles:
         case, plan = self.case, self.result.candidates[rank - 1].plan
         return EngineInput(
             plan=plan, script=case.step.meta.script, script_args=tuple(self.seeing.args), form=case.step.meta.form,
-            entry=case.step.meta.entry, meta=case.step.meta, model=case.model,
+            entry=case.step.meta.entry, meta=case.step.meta, model=self._model(plan),
             num_nodes=max(1, plan.world_size // case.cluster.gpus_per_node),
             gpus_per_node=min(case.cluster.gpus_per_node, plan.world_size), gpu=case.cluster.device.name, precision=case.workload.compute_dtype,
             folder=str((self.out or Path("advice")) / f"plan-{rank}"), engines=tuple(case.options.engine),
         )  # fmt: skip
+
+    def _model(self, plan: Plan) -> dict[str, Any]:
+        """The model, with the modules of each pipeline stage as the plan's price has them."""
+        from advisor.workload.stages import stage_modules
+
+        case = self.case
+        return case.model if plan.pp_degree == 1 else {**case.model, "stages": stage_modules(case.step, case.workload, plan)}
 
     def _inputs(self) -> dict[int, Any]:
         """Engine inputs by rank: the best plans that some engine has files for."""
@@ -237,6 +245,11 @@ class _PlanFiles:
 
         out = self.out or Path("advice")
         return {rank: launch_line(inp, out / f"plan-{rank}") for rank, inp in self._inputs().items()}
+
+    def check_lines(self) -> dict[int, str]:
+        """The command that runs a plan's files on a few processes here, by rank, where something can be launched."""
+        out = shlex.quote(str(self.out or Path("advice")))
+        return {rank: f"advise verify {out} --plan {rank}" for rank, line in self.launch_lines().items() if line}
 
     def write(self, folder: Path) -> list[str]:
         """Write `plan-1/` and so on below a folder; names relative to it."""

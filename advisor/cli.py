@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from advisor.cli_runs import calibrate, evaluate, predict, write_text
+from advisor.cli_verify import verify
 from advisor.errors import AdvisorError
 from advisor.options import CAPTURES, ENGINE_NAMES, OBJECTIVES, PRECISIONS
 
@@ -207,7 +208,7 @@ def measure(out: str | None, full: bool) -> None:
         click.echo(f"advise: {warning}", err=True)
 
 
-for _command in (predict, evaluate, calibrate):
+for _command in (predict, evaluate, calibrate, verify):
     cli.add_command(_command)
 
 

@@ -12,7 +12,10 @@ from advisor.errors import AdvisorError
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 OBJECTIVES = ("throughput", "memory", "gpus")
 #: Engines that files can be had for; `advisor.engines` holds them.
-ENGINE_NAMES = ("ddp", "fsdp2", "tensor_parallel", "deepspeed")
+ENGINE_NAMES = (
+    "ddp", "fsdp2", "fsdp1", "tensor_parallel", "pipeline", "deepspeed", "accelerate", "trainer", "lightning", "torchtitan", "megatron",
+    "colossalai",
+)  # fmt: skip
 CAPTURES = ("auto", "traced", "live")
 
 

@@ -66,8 +66,10 @@ def memory_section(alone: Candidate, step: StepProfile, cluster: Cluster) -> dic
     }  # fmt: skip
 
 
-def plan_entries(request: Request, result: SearchResult, launch_lines: Mapping[int, str], why_no_launch: str) -> tuple[PlanEntry, ...]:
-    """Ranked plans; those with files have a launch line, by rank, and a folder."""
+def plan_entries(
+    request: Request, result: SearchResult, launch_lines: Mapping[int, str], why_no_launch: str, check_lines: Mapping[int, str]
+) -> tuple[PlanEntry, ...]:
+    """Ranked plans; those with files have a launch line and one that checks them, by rank, and a folder."""
     first = min((rank for rank, line in launch_lines.items() if line), default=None)
     silent = [f"{why_no_launch} Plan {first} is the best one with files." if first else why_no_launch] if why_no_launch else []
     return tuple(
@@ -79,6 +81,7 @@ def plan_entries(request: Request, result: SearchResult, launch_lines: Mapping[i
             reasons=(*c.reasons, *(silent if i == 1 else [])),
             launch=launch_lines.get(i, ""),
             folder=f"plan-{i}" if i in launch_lines else "",
+            check=check_lines.get(i, ""),
         )
         for i, c in enumerate(result.candidates, start=1)
     )

@@ -33,11 +33,24 @@ def checks(inp: EngineInput, script_path: str) -> list[str]:
         losses += (
             " BatchNorm's statistics are each rank's, not the global batch's, so losses differ slightly; with `SyncBatchNorm` they agree."
         )
-    found = [losses, "`nvidia-smi` must show every GPU busy and the memory that the report predicts."]
+    found = [*_verify(inp), losses, "`nvidia-smi` must show every GPU busy and the memory that the report predicts."]
     if plan.zero_stage and plan.dp_shard_degree > 1:
         layers = " of the layers" if plan.tp_degree > 1 else ""
         found.append(f"A rank's optimizer holds 1/{plan.dp_shard_degree * plan.tp_degree} of the states{layers}.")
     return found
+
+
+def _verify(inp: EngineInput) -> list[str]:
+    """The command that does it all on a few processes, where the folder is one of an advice."""
+    folder = PurePath(inp.folder)
+    number = folder.name.removeprefix("plan-")
+    if not number.isdigit():
+        return []
+    command = f"advise verify {shlex.quote(str(folder.parent))} --plan {number}"
+    return [
+        f"`{command}` runs these files, shrunk to a few processes, and compares losses, gradient norms, weights, sharding and collectives with "
+        "one process alone."
+    ]
 
 
 def _of_script(inp: EngineInput, script: str) -> str:

@@ -33,6 +33,15 @@ def half_dtype(inp: EngineInput) -> str:
     return name if inp.meta.param_dtype == "fp32" else ""
 
 
+#: Without repeated layers: about this many sharding units, none smaller than a million parameters (small gathers are all latency).
+_NUM_UNITS, _MIN_UNIT_PARAMS = 16, 1_000_000
+
+
+def unit_params(num_params: int) -> int:
+    """Parameters from which on a module is sharded by itself, in a model without repeated layers."""
+    return max(_MIN_UNIT_PARAMS, num_params // _NUM_UNITS)
+
+
 def arithmetic(plan: Plan) -> str:
     """How the global batch comes about, in words."""
     text = f"{plan.dp_degree} x {plan.micro_batch}"
@@ -51,6 +60,15 @@ def checkpointed(module: str, recompute: str) -> str:
     """Expression for a layer's forward that is run again in backward."""
     policy = ", context_fn=keep_every_second_product" if recompute == "selective" else ""
     return f"functools.partial(checkpoint, {module}.forward, use_reentrant=False{policy})"
+
+
+#: Parts of names of weights that hold several products side by side.
+_FUSED = ("qkv", "c_attn", "query_key_value", "in_proj", "gate_up")
+
+
+def is_fused(name: str) -> bool:
+    """Whether a weight's name says that it holds several products side by side: a contiguous cut would mix them."""
+    return any(part in name for part in _FUSED)
 
 
 def unused_parameters(model: Mapping[str, Any]) -> list[str]:

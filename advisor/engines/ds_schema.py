@@ -14,7 +14,7 @@ KEYS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
         "gradient_clipping": (int, float), "steps_per_print": (int,), "wall_clock_breakdown": (bool,), "prescale_gradients": (bool,),
         "communication_data_type": (str,), "zero_allow_untested_optimizer": (bool,), "zero_force_ds_cpu_optimizer": (bool,),
         "zero_optimization": (dict,), "bf16": (dict,), "fp16": (dict,), "torch_autocast": (dict,), "optimizer": (dict,), "scheduler": (dict,),
-        "data_types": (dict,), "activation_checkpointing": (dict,), "checkpoint": (dict,),
+        "data_types": (dict,), "tensor_parallel": (dict,), "activation_checkpointing": (dict,), "checkpoint": (dict,),
     },
     "zero_optimization": {
         "stage": (int,), "contiguous_gradients": (bool,), "reduce_scatter": (bool,), "reduce_bucket_size": (int,),
@@ -40,6 +40,8 @@ KEYS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "torch_autocast": {"enabled": (bool,), "dtype": (str,), "lower_precision_safe_modules": (list,)},
     "optimizer": {"type": (str,), "params": (dict,)},
     "scheduler": {"type": (str,), "params": (dict,)},
+    "tensor_parallel": {"autotp_size": (int,), "tp_overlap_comm": (bool,), "partition_config": (dict,)},
+    "tensor_parallel.partition_config": {"use_default_specs": (bool,), "layer_specs": (list,)},
     "data_types": {"grad_accum_dtype": (str,)},
     "activation_checkpointing": {
         "partition_activations": (bool,), "cpu_checkpointing": (bool,), "contiguous_memory_optimization": (bool,),
@@ -76,7 +78,7 @@ def problems(text: str, *, world_size: int) -> list[str]:
     found = _section(config, "")
     if found:
         return found
-    return [*_batch(config, world_size), *_zero(config), *_precision(config)]
+    return [*_batch(config, world_size), *_zero(config), *_precision(config), *_split(config)]
 
 
 def _section(values: Mapping[str, Any], path: str) -> list[str]:
@@ -98,6 +100,8 @@ def _section(values: Mapping[str, Any], path: str) -> list[str]:
 
 def _batch(config: Mapping[str, Any], world_size: int) -> list[str]:
     missing = [key for key in _BATCH_KEYS if key not in config]
+    if missing == ["train_batch_size"] and config.get("tensor_parallel"):  # DeepSpeed would multiply by all ranks, not by the data ranks
+        return []
     if missing:
         return [f"{key} is missing" for key in missing]
     total, micro, steps = (config[key] for key in _BATCH_KEYS)
@@ -123,3 +127,22 @@ def _zero(config: Mapping[str, Any]) -> list[str]:
 def _precision(config: Mapping[str, Any]) -> list[str]:
     enabled = [name for name in ("bf16", "fp16", "torch_autocast") if config.get(name, {}).get("enabled")]
     return [f"{' and '.join(enabled)} are both enabled"] if len(enabled) > 1 else []
+
+
+def _split(config: Mapping[str, Any]) -> list[str]:
+    """DeepSpeed takes any layer specification; one that names no weights or no kind leaves layers whole without a word."""
+    specs = config.get("tensor_parallel", {}).get("partition_config", {}).get("layer_specs", [])
+    where = "tensor_parallel.partition_config.layer_specs"
+    found = []
+    for i, spec in enumerate(specs):
+        if not isinstance(spec, dict) or spec.keys() != {"patterns", "partition_type"}:
+            found.append(f"{where}[{i}] has other keys than patterns and partition_type")
+        elif spec["partition_type"] not in {"column", "row"}:
+            found.append(f"{where}[{i}].partition_type is {spec['partition_type']!r}, not column or row")
+        elif (
+            not isinstance(spec["patterns"], list)
+            or not spec["patterns"]
+            or not all(isinstance(pattern, str) for pattern in spec["patterns"])
+        ):
+            found.append(f"{where}[{i}].patterns is no list of names")
+    return found

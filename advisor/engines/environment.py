@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from typing import Any
 
 import jinja2
 
 from advisor.engines.imports import import_lines
+
+#: Words that YAML 1.1 doesn't read as text.
+_YAML_WORDS = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
 
 
 @functools.cache
@@ -22,6 +26,7 @@ def _environment() -> jinja2.Environment:
         autoescape=False,  # noqa: S701  Python, JSON, shell and Markdown, no HTML
     )
     made.filters["py"] = repr_like_ruff
+    made.filters["yaml_scalar"] = yaml_scalar
     made.filters["tojson"] = lambda value: json.dumps(value, indent=2)
     return made
 
@@ -34,6 +39,13 @@ def repr_like_ruff(value: object) -> str:
         inner = ", ".join(repr_like_ruff(v) for v in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
     return repr(value)
+
+
+def yaml_scalar(value: object) -> str:
+    """A scalar in YAML; text is quoted only where it would be read as something else."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w.,/-]*", value) and value.lower() not in _YAML_WORDS:
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def render(template: str, context: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from advisor.engines import common, trainfile
+from advisor.engines import calls, common, trainfile
 from advisor.engines.environment import render_python
 from advisor.engines.scripts import read_script
 from advisor.engines.types import EngineInput
@@ -17,10 +17,10 @@ TITLE = "PyTorch FSDP2"
 RUNTIMES: tuple[str, ...] = ("fsdp2",)
 FOLDER = ""
 TRAIN_FILE = "train.py"
-ABOUT: Mapping[str, str] = {"parallelize.py": common.ABOUT_PARALLELIZE, "train.py": common.ABOUT_TRAIN}
+ABOUT: Mapping[str, str] = {"parallelize.py": common.ABOUT_PARALLELIZE, "train.py": common.ABOUT_TRAIN, **trainfile.ABOUT_HELPERS}
 
-#: Without repeated layers: about this many sharding units, none smaller than a million parameters (small gathers are all latency).
-_NUM_UNITS, _MIN_UNIT_PARAMS = 16, 1_000_000
+#: From so many equal layers on, the next one's gather is issued ahead of time.
+_MANY_BLOCKS = 8
 
 
 def supports(plan: Plan, model: Mapping[str, Any]) -> str:
@@ -54,7 +54,8 @@ def _context(inp: EngineInput) -> dict[str, Any]:
         "checkpointed": common.checkpointed("module", recompute), "zero_stage": plan.zero_stage, "offload": plan.offload,
         "mesh_shape": (plan.dp_replicate_degree, plan.dp_shard_degree) if hybrid else (plan.dp_shard_degree,),
         "mesh_names": ("replicate", "shard") if hybrid else ("shard",), "param_dtype": dtype, "precision": inp.precision, "fp32_scores": scores_out,
-        "unit_params": max(_MIN_UNIT_PARAMS, inp.meta.num_params // _NUM_UNITS),
+        "prefetches": len(blocks) == 1 and len(inp.model["block_paths"]) >= _MANY_BLOCKS,
+        "unit_params": common.unit_params(inp.meta.num_params),
         "leftovers": "embeddings, last norm and head" if blocks else "what no unit holds",
     }  # fmt: skip
 
@@ -72,4 +73,18 @@ def start_line(inp: EngineInput, folder: str) -> str:
 
 def validate(files: Mapping[str, str], inp: EngineInput) -> list[str]:
     """What is wrong with the files; empty when they compile and say what the plan says."""
-    return trainfile.check(files, inp, TRAIN_FILE)
+    return trainfile.check(files, inp, TRAIN_FILE) or calls.problems("parallelize.py", files.get("parallelize.py", ""), _wanted(inp))
+
+
+def _wanted(inp: EngineInput) -> dict[str, dict[str, str]]:
+    """The arguments that make the plan, as they must be written."""
+    plan, context = inp.plan, _context(inp)
+    wanted = {"mesh": "mesh"}
+    if plan.zero_stage == 2:
+        wanted["reshard_after_forward"] = "False"
+    if context["param_dtype"]:
+        wanted["mp_policy"] = f"MixedPrecisionPolicy(torch.{context['param_dtype']}, torch.float32)"
+    if plan.offload:
+        wanted["offload_policy"] = "CPUOffloadPolicy(pin_memory=device_type == 'cuda')"
+    mesh = {"argument 2": str(context["mesh_shape"]), "mesh_dim_names": str(context["mesh_names"])}
+    return {"fully_shard": wanted, "init_device_mesh": mesh}

@@ -87,6 +87,8 @@ def _data_notes(inp: EngineInput, facts: ScriptFacts) -> list[str]:
          "clipping and learning-rate schedules wait for the last of them."),
         (True, "What the script prints is rank 0's view: losses of its micro-batch, metrics of its share of a validation set."),
         (True, "Losses must be means over the batch: gradients are averaged over ranks."),
+        (True, "Checkpoints, restarts, evaluation and schedules are the script's own. A file that declares `build_model`, `make_batch` and `loss_fn` "
+         "gets a train file with asynchronous checkpoints, restarts, evaluation, warm-up and metrics."),
         (loads and plan.global_batch > alone, f"The data set stays as it is, so an epoch has fewer optimizer steps: each takes {plan.global_batch} "
          f"samples, the script alone {alone}. Schedules that count steps end earlier."),
         (bool(facts.names) and not loads and not draws(facts) and plan.dp_degree > 1, "No `DataLoader` and no random draws are seen in the script: "
@@ -123,12 +125,14 @@ def _plan_notes(inp: EngineInput) -> list[str]:
     plan, meta = inp.plan, inp.meta
     unused = unused_parameters(inp.model)
     checked = (
-        (plan.zero_stage >= 2, "Every rank builds the whole model before its share is cut out, so a node needs host memory for "
+        (plan.zero_stage >= 2 or plan.pp_degree > 1, "Every rank builds the whole model before its share is cut out, so a node needs host memory for "
          f"{inp.gpus_per_node} x {meta.num_params * _param_bytes(meta.param_dtype) / 2**30:.3g} GiB of parameters."),
         (meta.uses_checkpointing and plan.recompute == "none", "The script checkpoints activations by itself, the plan needs it not: "
          "switch it off for speed."),
         (plan.tp_degree > 1, "Embeddings, last norm, head and loss are whole on every rank of a tensor group; only the layers are split. Consecutive "
          f"ranks form a group of {plan.tp_degree} and read the same data."),
+        (plan.pp_degree > 1, "Stages send each other tensors of one shape, so micro-batches must be padded to one. Between stages only the hidden state "
+         "crosses: a loss that is collected from many layers (balance of experts) can't be had."),
         (normalizes_batches(inp), "BatchNorm takes its statistics from each rank's micro-batch alone; below about 16 samples a GPU use "
          "`torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` before `parallelize`."),
         (bool(unused), f"{len(unused)} trainable parameters got no gradient in the profiled step: {', '.join(unused[:4])}. Freeze or remove what "

@@ -17,6 +17,9 @@ _DISTRIBUTED = (
 #: Names of loops that the script hands over to a library.
 _TRAINERS = ("Trainer", "SFTTrainer", "Seq2SeqTrainer")
 
+#: Engines whose train file has a loop of its own, and so needs the functions.
+_OWN_LOOP = {"accelerate", "fsdp1", "trainer", "lightning"}
+
 #: Variables that torchrun and the train file set by themselves.
 _LAUNCHERS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"}
 
@@ -104,9 +107,13 @@ def why_not_run(inp: EngineInput, facts: ScriptFacts, *, engine: str) -> str:
     `parallelize.py` and `ds_config.json` can be used in the user's own loop all the same.
     """
     if inp.form == "functions":
-        return _why_not_functions(inp, facts)
+        return _why_not_functions(inp, facts, engine)
     if inp.form != "script":
         return "only a trace is known, not the script"
+    if engine in _OWN_LOOP:
+        return "its loop needs a file that declares build_model, make_batch and loss_fn"
+    if engine == "pipeline":
+        return "the stages call the loss by themselves, which needs a file that declares build_model, make_batch and loss_fn"
     meta, plan = inp.meta, inp.plan
     used = next((n for n in (*_DISTRIBUTED, *_TRAINERS) if n in facts.names), "")
     turns, rest = divmod(plan.num_microbatches, max(meta.accumulation, 1))
@@ -128,10 +135,14 @@ def why_not_run(inp: EngineInput, facts: ScriptFacts, *, engine: str) -> str:
     return next((reason for wrong, reason in checks if wrong), "")
 
 
-def _why_not_functions(inp: EngineInput, facts: ScriptFacts) -> str:
+def _why_not_functions(inp: EngineInput, facts: ScriptFacts, engine: str) -> str:
     missing = [name for name in ("make_batch", "loss_fn") if name not in facts.functions]
     if missing and facts.functions:
         return f"{Path(inp.script).name} declares no {' and no '.join(missing)}, which a training loop needs"
+    if engine == "accelerate" and (inp.plan.tp_degree > 1 or inp.plan.pp_degree > 1):
+        return "Megatron-LM builds the model and reads the data by itself"
+    if engine == "pipeline" and inp.precision == "fp16":
+        return "all stages would have to agree on the loss scale that fp16 needs; take bf16"
     return ""
 
 

@@ -7,7 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from advisor.engines import ddp, deepspeed, fsdp2, tensor_parallel
+from advisor.engines import (
+    accelerate,
+    colossalai,
+    ddp,
+    deepspeed,
+    fsdp1,
+    fsdp2,
+    lightning,
+    megatron,
+    pipeline,
+    tensor_parallel,
+    torchtitan,
+    trainer,
+)
 from advisor.engines.launch import launch_files
 from advisor.engines.plan_json import PLAN_FILE, to_text
 from advisor.engines.readme import readme
@@ -16,7 +29,9 @@ from advisor.engines.types import Engine, EngineInput, Support
 from cost_models.types import Plan
 
 #: Every engine, in the order in which they are offered.
-ENGINES: tuple[Engine, ...] = (ddp, fsdp2, tensor_parallel, deepspeed)
+ENGINES: tuple[Engine, ...] = (
+    ddp, fsdp2, fsdp1, tensor_parallel, pipeline, deepspeed, accelerate, trainer, lightning, torchtitan, megatron, colossalai,
+)  # fmt: skip
 
 
 def engines_for(plan: Plan, model: Mapping[str, Any]) -> list[Support]:
@@ -126,5 +141,5 @@ def why_no_files(inp: EngineInput) -> str:
         return f"No files, as no engine here can express this plan ({reasons})."
     if launch_line(inp):
         return ""
-    refusals = list(dict.fromkeys(_refusals(inp).values()))
+    refusals = list(dict.fromkeys(_refusals(inp).values())) or ["the engines that can express the plan don't run the script itself"]
     return f"No train file, because {'; and '.join(refusals)}."

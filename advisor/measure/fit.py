@@ -24,18 +24,19 @@ from cost_models.types import FloatArray
 #: Constants that are fitted: physical prior and standard deviation of its logarithm. All others keep their shipped value: runs don't
 #: identify them.
 PRIORS: Mapping[str, tuple[float, float]] = {
-    "gemm_rate_share": (0.80, 0.1), "gemm_half_m": (100.0, 0.5), "gemm_half_n": (120.0, 0.5), "gemm_half_k": (120.0, 0.5),
+    "gemm_rate_share": (0.80, 0.1), "gemm_half_m": (60.0, 0.3), "gemm_half_n": (120.0, 0.5), "gemm_half_k": (120.0, 0.5),
     "low_precision_rate_share": (0.75, 0.15), "convolution_rate_share": (0.45, 0.3), "attention_rate_share": (0.5, 0.25),
     "batched_rate_share": (0.45, 0.3), "expert_imbalance": (1.15, 0.1), "memory_rate_share": (0.8, 0.1), "memory_traffic": (1.2, 0.4),
-    "host_s_per_kernel": (30e-6, 0.2), "host_s_per_collective": (70e-6, 0.5), "step_s": (6e-3, 0.4), "scalar_rate_share": (0.85, 0.15), "intra_rate_share": (0.65, 0.2), "pcie_rate_share": (0.4, 0.3),
-    "inter_rate_share": (0.65, 0.25), "ethernet_rate_share": (0.4, 0.3), "inter_decay": (0.2, 0.5), "inter_decay_whole_node": (0.4, 0.5),
+    "host_s_per_kernel": (30e-6, 0.2), "host_s_per_collective": (70e-6, 0.5), "backward_launch_share": (1.0, 0.3),
+    "intra_latency_s": (25e-6, 0.5), "step_s": (6e-3, 0.4), "scalar_rate_share": (0.85, 0.15), "intra_rate_share": (0.65, 0.2), "pcie_rate_share": (0.4, 0.3),
+    "inter_rate_share": (0.65, 0.25), "ethernet_rate_share": (0.4, 0.3), "reduction_rate_share": (0.8, 0.3), "inter_decay": (0.2, 0.5), "inter_decay_whole_node": (0.4, 0.5),
     "inter_latency_s_per_node": (60e-6, 0.6), "inter_latency_growth": (1.2, 0.15), "dp_hidden_share": (0.6, 0.3), "fsdp_hidden_share": (0.8, 0.2),
     "overlap_contention": (0.2, 0.6), "p2p_rate_share": (0.5, 0.4), "all_to_all_rate_share": (0.5, 0.4),
 }  # fmt: skip
 #: Which vary by runtime and by GPU family, and how far (standard deviation of the logarithm).
 BY_RUNTIME: Mapping[str, float] = {
     "gemm_rate_share": 0.10, "host_s_per_kernel": 0.3, "step_s": 0.4, "inter_rate_share": 0.4, "intra_rate_share": 0.2,
-    "inter_latency_s_per_node": 0.8, "attention_rate_share": 0.2,
+    "inter_latency_s_per_node": 0.8, "intra_latency_s": 0.8, "reduction_rate_share": 0.3, "attention_rate_share": 0.2,
 }  # fmt: skip
 BY_FAMILY: Mapping[str, float] = {"gemm_rate_share": 0.15, "attention_rate_share": 0.25}
 #: Factors known before any run: largest product measured on such cards over that of an H100 (stas00/ml-engineering, MAMF table), and
@@ -129,7 +130,7 @@ def to_calibration(problem: Problem, params: list[Parameter], x: FloatArray) -> 
 
 def fit(
     problem: Problem, params: list[Parameter], *, train: np.ndarray | None = None, start: FloatArray | None = None, max_steps: int = 12,
-    scale: float = _SCALE,
+    scale: float = _SCALE, tail: float = np.inf,
 ) -> FloatArray:  # fmt: skip
     """Fitted logarithms of the parameters.
 
@@ -140,6 +141,7 @@ def fit(
         start: first guess; the priors' means by default.
         max_steps: Gauss-Newton steps.
         scale: miss (share) that weighs like one standard deviation of a prior.
+        tail: misses of so many scales and more pull ever less (Cauchy); infinite: all pull like small ones.
     """
     mean, deviation = np.array([p.mean for p in params]), np.array([p.deviation for p in params])
     rows = np.flatnonzero(np.ones(len(problem.weight), dtype=bool) if train is None else train)
@@ -150,20 +152,27 @@ def fit(
         return problem.log_predicted(to_calibration(problem, params, x))[rows] - problem.log_measured[rows]
 
     def residuals(x: FloatArray) -> FloatArray:
-        z = miss(x) / scale
-        return np.concatenate([np.sign(z) * np.sqrt(2 * (np.sqrt(1 + z * z) - 1)) * root_weight, (x - mean) / deviation])
+        return np.concatenate([_soften(miss(x) / scale, tail)[0] * root_weight, (x - mean) / deviation])
 
     def jacobian(x: FloatArray) -> FloatArray:
         at, base = miss(x), to_calibration(problem, params, x)
-        z = at / scale
-        soft = np.sqrt(2 * (np.sqrt(1 + z * z) - 1))
-        slope = np.where(np.abs(z) < 1e-6, 1.0, np.abs(z) / (np.sqrt(1 + z * z) * np.maximum(soft, 1e-12))) * root_weight / scale
+        slope = _soften(at / scale, tail)[1] * root_weight / scale
         columns = {c: _sensitivity(problem, base, c, at, rows) for c in {p.constant for p in params}}
         data = np.stack([columns[p.constant] * m * slope for p, m in zip(params, masks, strict=True)], axis=1)
         return np.vstack([data, np.diag(1 / deviation)])
 
     solution = least_squares(residuals, mean if start is None else start, jac=jacobian, x_scale=deviation, max_nfev=max_steps)
     return np.asarray(solution.x, dtype=np.float64)
+
+
+def _soften(z: FloatArray, tail: float) -> tuple[FloatArray, FloatArray]:
+    """Residual whose square is the loss, and its slope: soft-L1, beyond `tail` its logarithm."""
+    root = np.sqrt(1 + z * z)
+    loss, slope = 2 * (root - 1), 2 * z / root
+    if np.isfinite(tail):
+        loss, slope = tail**2 * np.log1p(loss / tail**2), slope / (1 + loss / tail**2)
+    soft = np.sqrt(loss)
+    return np.sign(z) * soft, np.where(np.abs(z) < 1e-6, 1.0, np.abs(slope) / np.maximum(2 * soft, 1e-12))
 
 
 def _applies(problem: Problem, p: Parameter) -> np.ndarray:

@@ -124,6 +124,39 @@ def _write_reports(report: Report, stage: Path) -> None:
     (stage / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf8")
 
 
+def add_file(folder: Path, name: str, text: str) -> None:
+    """Put one more file of ours into an advice: its marker lists it, so that a later advice may replace the folder.
+
+    Args:
+        folder: of an advice; in a folder without marker the file is written all the same.
+        name: relative to the folder, whose subfolders must exist.
+        text: of the file, which replaces an older one in one go.
+
+    Raises:
+        OutputError: it can't be written.
+    """
+    try:
+        _replace(folder / name, text)
+        marker = folder / MARKER
+        if marker.is_file():
+            listed = json.loads(marker.read_text(encoding="utf8"))
+            listed["files"][name] = _digest(folder / name)
+            _replace(marker, json.dumps(listed, indent=1) + "\n")
+    except OSError as error:
+        raise _unwritable(folder / name, error) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise OutputError(f"{folder / MARKER} is damaged ({error}).", hint="Run `advise` again into another folder.") from error
+
+
+def _replace(path: Path, text: str) -> None:
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        fresh.write_text(text, encoding="utf8")
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def _staging(folder: Path) -> Iterator[Path]:
     """A hidden sibling to write into, gone at the end; parents made for it go too if the writing fails."""

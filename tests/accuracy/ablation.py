@@ -26,6 +26,8 @@ BY_CONSTANT: Mapping[str, Mapping[str, float]] = {
     "hidden reduction": {"dp_hidden_share": 1e-6},
     "contention of hidden traffic": {"overlap_contention": 1e-6},
     "rate falling with nodes": {"inter_decay": 1e-6, "inter_decay_whole_node": 1e-6},
+    "latency inside a node": {"intra_latency_s": 1e-12},
+    "slower reductions": {"reduction_rate_share": 1.0},
     "latency between nodes": {"inter_latency_s_per_node": 1e-12},
     "stragglers": {"straggler_share": 0.0},
 }

@@ -69,8 +69,8 @@ def script_input(name: str, plan: Plan, *, precision: str = "fp32", folder: str 
         )
         path, args, blocks = HERE / "tiny_transformer.py", [], ["layers.0", "layers.1"]
     pairs = {
-        "tiny": [{"column": ["query", "key", "value"], "row": ["proj"]}, {"column": ["up"], "row": ["down"]}],
-        "llama": [{"column": [f"self_attn.{n}_proj" for n in "qkv"], "row": ["self_attn.o_proj"]},
+        "tiny": [{"column": ["query", "key", "value"], "row": ["proj"], "attention": True}, {"column": ["up"], "row": ["down"]}],
+        "llama": [{"column": [f"self_attn.{n}_proj" for n in "qkv"], "row": ["self_attn.o_proj"], "attention": True},
                   {"column": ["mlp.gate_proj", "mlp.up_proj"], "row": ["mlp.down_proj"]}],
     }  # fmt: skip
     return EngineInput(

@@ -10,6 +10,7 @@ from engine_cells import EXAMPLES, GPT2_ARGS, HERE, Cell, generated, losses, run
 from cost_models.types import Plan
 
 HYBRID = {"dp_replicate_degree": 2, "dp_shard_degree": 2, "zero_stage": 3, "runtime": "fsdp2"}
+DEEPSPEED = "train_deepspeed.py"
 TENSOR = {"tp_degree": 2, "dp_shard_degree": 2, "runtime": "torch-tp"}
 CELLS = (
     Cell(name="gpt2-hybrid", script="gpt2", plan=Plan(micro_batch=1, **HYBRID), reference="gpt2"),
@@ -28,6 +29,11 @@ CELLS = (
     ),
     Cell(name="tiny-hybrid-accumulate", script="tiny", plan=Plan(micro_batch=1, num_microbatches=2, **HYBRID), reference="tiny"),
 )
+#: DeepSpeed's AutoTP with ZeRO over two data ranks.
+AUTO = (
+    Cell(name="tiny-deepspeed-tensor-1", script="tiny", plan=Plan(zero_stage=1, micro_batch=4, **TENSOR), file=DEEPSPEED, reference="tiny"),
+    Cell(name="llama-deepspeed-tensor-2", script="llama", plan=Plan(zero_stage=2, **TENSOR), file=DEEPSPEED, reference="llama"),
+)
 HYBRIDS = [c for c in CELLS if c.plan.runtime == "fsdp2"]
 TENSORS = [c for c in CELLS if c.plan.runtime == "torch-tp"]
 REFERENCES = (
@@ -40,11 +46,19 @@ REFERENCES = (
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
     folder: Path = tmp_path_factory.mktemp("four")
-    cells = [dict(c, alone=True) for c in REFERENCES] + [generated(cell, folder) for cell in CELLS]
-    return run_cells(cells, folder, num_procs=4, imports=("transformers.models.llama.modeling_llama",))
+    cells = [dict(c, alone=True) for c in REFERENCES] + [generated(cell, folder) for cell in (*CELLS, *AUTO)]
+    return run_cells(
+        cells,
+        folder,
+        num_procs=4,
+        imports=(
+            "deepspeed",
+            "transformers.models.llama.modeling_llama",
+        ),
+    )
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda c: c.name)
+@pytest.mark.parametrize("cell", (*CELLS, *AUTO), ids=lambda c: c.name)
 def test_reproduces_the_losses_of_one_process(cell: Cell, results: dict[str, list[dict]]) -> None:
     ranks, (alone,) = results[cell.name], results[cell.reference]
     assert [rank["code"] for rank in ranks] == [0] * 4, "\n".join(rank["output"][-3000:] for rank in ranks)
@@ -76,3 +90,13 @@ def test_tensor_groups_read_the_same_data_and_data_ranks_don_t(results: dict[str
     ranks = results["llama-tensor-zero2"]
     assert [len(rank["steps"]) for rank in ranks] == [3] * 4
     assert losses(ranks[0]["output"]) == pytest.approx(losses(results["llama"][0]["output"]), rel=1e-4)
+
+
+@pytest.mark.parametrize("cell", AUTO, ids=lambda c: c.name)
+def test_deepspeed_splits_layers_and_partitions_the_rest(cell: Cell, results: dict[str, list[dict]]) -> None:
+    whole = results[cell.reference][0]["steps"][-1]["num_params"]
+    for rank in results[cell.name]:
+        held = rank["steps"][-1]
+        assert held["world_size"] == 4
+        assert held["num_params"] < 0.5 * whole  # half of what a rank of a tensor group holds, which is less than all
+        assert held["num_state"] == pytest.approx(2 * held["num_params"], rel=0.01)

@@ -25,7 +25,7 @@ def llama(plan: Plan, **more) -> EngineInput:
         clips_gradients=True, param_dtype="bf16", **more.pop("meta", {}),
     )  # fmt: skip
     pairs = [
-        {"column": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], "row": ["self_attn.o_proj"]},
+        {"column": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], "row": ["self_attn.o_proj"], "attention": True},
         {"column": ["mlp.gate_proj", "mlp.up_proj"], "row": ["mlp.down_proj"]},
     ]
     return _input(plan, meta, [f"model.layers.{i}" for i in range(32)], precision="bf16", pairs=pairs, **more)

@@ -46,7 +46,7 @@ def in_bf16(forward, device_type: str):
     return run
 
 
-def parallelize(model: nn.Module) -> nn.Module:
+def parallelize(model: nn.Module) -> DistributedDataParallel:
     """Every rank holds the whole model; gradients are averaged in buckets while backward still runs."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     model.to(device)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-def parallelize(model: nn.Module) -> nn.Module:
+def parallelize(model: nn.Module) -> DistributedDataParallel:
     """Every rank holds the whole model; gradients are averaged in buckets while backward still runs."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     model.to(device)

@@ -225,7 +225,7 @@ def held(function):
     return run
 
 
-def subclasses(kind: type) -> list[type]:
+def subclasses(kind: type[LRScheduler]) -> list[type[LRScheduler]]:
     return [kind, *(deeper for child in kind.__subclasses__() for deeper in subclasses(child))]
 
 

@@ -168,10 +168,10 @@ def parallelize_with_optimizer() -> None:
         plain_init(optimizer, *args, **kwargs)
         model = owner(optimizer)
         names = {id(p): name for name, p in model.named_parameters()}
-        parallelize(model)  # in place: the parameters are new, sharded ones; the optimizer gets them by name
-        sharded = dict(model.named_parameters())
+        parallelize(model)  # in place: the parameters are new, split ones; the optimizer gets them by name
+        split = dict(model.named_parameters())
         for group in optimizer.param_groups:
-            group["params"] = [sharded[names[id(p)]] for p in group["params"]]
+            group["params"] = [split[names[id(p)]] for p in group["params"]]
         route_steps(optimizer, optimizer.step)
         different_draws()
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-def parallelize(model: nn.Module) -> nn.Module:
+def parallelize(model: nn.Module) -> DistributedDataParallel:
     """Every rank holds the whole model; gradients are averaged in buckets while backward still runs."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     model.to(device)
@@ -19,4 +19,5 @@ def parallelize(model: nn.Module) -> nn.Module:
         device_ids=[device.index] if device.type == "cuda" else None,
         bucket_cap_mb=25,  # the default
         gradient_as_bucket_view=True,  # gradients live in the buckets: no second copy, and clipping works as ever
+        static_graph=True,  # no control flow was seen in the model; drop this if layers are skipped at times, or with no_sync()
     )

@@ -6,12 +6,13 @@ Once the process group is there and before the optimizer is built:
 """
 
 import functools
+import itertools
 import re
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 BLOCKS = re.compile(r"stages\.\d+\.\d+")  # the repeated layers, by name
 
@@ -29,6 +30,8 @@ def parallelize(model: nn.Module) -> nn.Module:
     for name, module in list(model.named_modules()):
         if BLOCKS.fullmatch(name):
             shard(module)
+    for block, following in itertools.pairwise([m for m in model.modules() if isinstance(m, FSDPModule)]):
+        block.set_modules_to_forward_prefetch([following])  # gathered while this one computes, even where the host falls behind
     # what is left (embeddings, last norm and head); its outputs come back in fp32, so that the loss is computed in fp32
     shard(model, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float32))
     return model

@@ -1,0 +1,68 @@
+"""The command that runs an advice's plans on a few local processes and says what holds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+from advisor.errors import AdvisorError
+from advisor.options import ENGINE_NAMES
+
+_LEAST_STEPS = 4
+
+
+@click.command()
+@click.argument("advice_dir", metavar="ADVICE_DIR")
+@click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
+@click.option("--plan", type=int, metavar="K", help="Rank of the only plan to verify; default: all that have files.")
+@click.option("--engine", type=click.Choice(ENGINE_NAMES), help="The only engine to verify; default: all that the plan has files for.")
+@click.option(
+    "--nproc", type=int, metavar="N", help="Processes at most; default: 2 for each kind of parallelism, up to 4 or the GPUs here."
+)
+@click.option("--steps", type=int, default=_LEAST_STEPS, show_default=True, metavar="S", help="Optimizer steps that are compared.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON instead of tables.")
+def verify(  # noqa: PLR0917 - click passes them by name
+    advice_dir: str, script_args: tuple[str, ...], plan: int | None, engine: str | None, nproc: int | None, steps: int, as_json: bool
+) -> None:
+    """Run the plans of ADVICE_DIR, shrunk to a few local processes, and compare them with one process alone.
+
+    Losses, gradient norms, parameters, sharding and collectives are checked, step time and memory measured beside the prediction, and a run
+    that loses a rank must resume from its checkpoint. Exit status 1 where something failed. Arguments after -- go to the script in place of
+    the plan's own.
+    """
+    from advisor.report.terminal import report_console
+    from advisor.verify import Request, verify_advice
+    from advisor.verify.table import print_verdicts
+
+    if nproc is not None and nproc < 1:
+        raise AdvisorError(f"--nproc must be at least 1, not {nproc}.")
+    if steps < _LEAST_STEPS:
+        raise AdvisorError(
+            f"--steps must be at least {_LEAST_STEPS}, not {steps}: one to warm up, one to count collectives in, two to time."
+        )
+    with _progress() as progress:
+        request = Request(engine=engine or "", num_processes=nproc, num_steps=steps, args=script_args, progress=progress)
+        verdicts = verify_advice(Path(advice_dir), request, plan)
+    if as_json:
+        click.echo(json.dumps({"plans": [v.to_json() for v in verdicts]}, indent=1))
+    else:
+        print_verdicts(verdicts, report_console())
+    if any(v.failed for v in verdicts):
+        sys.exit(1)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """What is being run, on stderr: a spinner on a terminal, else a line each."""
+    if not sys.stderr.isatty():
+        yield lambda text: click.echo(f"advise: {text}", err=True)
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("starting") as status:
+        yield status.update

@@ -1,0 +1,24 @@
+"""FSDP 16, recompute full for Lightning.
+
+In `configure_model` of your LightningModule, `self.model = parallelize(self.model)` with parallelize.py; then:
+
+    trainer = Trainer(**TRAINER, strategy=strategy())
+"""
+
+from typing import Any
+
+from lightning.pytorch.strategies import ModelParallelStrategy
+
+TRAINER: dict[str, Any] = {
+    "num_nodes": 2,
+    "devices": 8,
+    "precision": "32-true",  # parallelize.py sees to bf16
+    "accumulate_grad_batches": 1,
+}
+
+
+def strategy() -> ModelParallelStrategy:
+    return ModelParallelStrategy(
+        data_parallel_size=16,
+        tensor_parallel_size=1,
+    )

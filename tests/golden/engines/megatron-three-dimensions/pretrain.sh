@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# PP 2 interleave 4 x TP 4 x ZeRO-1 2, recompute full, optimizer offload: the model of examples/llama3_8b.py through Megatron-LM 0.19, which builds it anew. Further arguments are handed on.
+#   MEGATRON_LM=<folder of Megatron-LM> HEAD_NODE=<name of the first node> advice/plan-1/megatron/pretrain.sh
+# Yours to set: data and tokenizer (made up here), learning rate and steps, --rotary-base unless it is 10000.
+# Attention is causal and norms come before attention and feed-forward, as in GPT and Llama.
+set -euo pipefail
+
+export CUDA_DEVICE_MAX_CONNECTIONS=1 # so that communication starts in the order in which it overlaps best
+
+arguments=(
+  # the model
+  --num-layers 32
+  --hidden-size 4096
+  --ffn-hidden-size 14336
+  --num-attention-heads 32
+  --seq-length 8192
+  --max-position-embeddings 8192
+  --position-embedding-type rope
+  --normalization RMSNorm
+  --vocab-size 128256
+  --tokenizer-type NullTokenizer
+  --group-query-attention
+  --num-query-groups 8
+  --swiglu
+  --disable-bias-linear
+  --untie-embeddings-and-output-weights
+  # how it is spread
+  --tensor-model-parallel-size 4
+  --pipeline-model-parallel-size 2
+  --context-parallel-size 1
+  --sequence-parallel
+  --num-layers-per-virtual-pipeline-stage 4
+  --use-distributed-optimizer
+  --overlap-grad-reduce
+  --overlap-param-gather
+  --optimizer-cpu-offload
+  --use-precision-aware-optimizer
+  # training
+  --micro-batch-size 1
+  --global-batch-size 16
+  --recompute-granularity full
+  --recompute-method uniform
+  --recompute-num-layers 1
+  --bf16
+  --attention-dropout 0.0
+  --hidden-dropout 0.0
+  --clip-grad 1.0
+  --optimizer adam
+  --lr 0.0003
+  --train-iters 1000
+  --mock-data
+)
+: "${MEGATRON_LM:?set it to the folder of Megatron-LM}"
+: "${HEAD_NODE:?set it to the name of the first node}"
+exec torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "$HEAD_NODE:29500" "$MEGATRON_LM/pretrain_gpt.py" "${arguments[@]}" "$@"

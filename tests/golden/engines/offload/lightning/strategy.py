@@ -1,0 +1,24 @@
+"""FSDP 4, CPU offload for Lightning.
+
+In `configure_model` of your LightningModule, `self.model = parallelize(self.model)` with parallelize.py; then:
+
+    trainer = Trainer(**TRAINER, strategy=strategy())
+"""
+
+from typing import Any
+
+from lightning.pytorch.strategies import ModelParallelStrategy
+
+TRAINER: dict[str, Any] = {
+    "num_nodes": 1,
+    "devices": 4,
+    "precision": "32-true",  # parallelize.py sees to bf16
+    "accumulate_grad_batches": 1,
+}
+
+
+def strategy() -> ModelParallelStrategy:
+    return ModelParallelStrategy(
+        data_parallel_size=4,
+        tensor_parallel_size=1,
+    )

@@ -1,0 +1,259 @@
+"""Runs llama3_8b.py unchanged on 8 processes: TP 4 x FSDP 2, recompute selective.
+
+    torchrun --standalone --nproc-per-node 8 advice/plan-1/train.py
+
+The script runs as `__main__`. The model is parallelised the moment the script builds its optimizer; data loaders give each rank
+its share; only rank 0 prints and saves. One turn of the script's loop is one micro-batch on each rank.
+The loss printed after each optimizer step is the mean over the global batch.
+"""
+
+import collections
+import datetime
+import gc
+import inspect
+import itertools
+import os
+import random
+import runpy
+import shlex
+import sys
+import types
+from pathlib import Path
+
+import numpy
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from parallelize import parallelize
+
+HERE = Path(__file__).resolve().parent
+SCRIPT = (HERE / "../../examples/script.py").resolve()
+# arguments of the script, unless others follow train.py on the command line
+SCRIPT_ARGS = shlex.split("")
+WORLD_SIZE = 8
+SCRIPT_BATCH, MICRO_BATCH = 1, 1  # a DataLoader with the first batch size gets the second
+TURNS_PER_STEP = 1  # turns of the script's loop that make one optimizer step
+BACKWARDS_PER_STEP = 1  # backward passes that make one
+NUM_DATA_RANKS = WORLD_SIZE // 4  # groups of 4 ranks in a row split each layer and share their data
+SAVE_WAIT_S = 60  # of a rank that saves, for the others
+RANK, LOCAL_RANK = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))  # torchrun sets them
+DATA_RANK = RANK // 4
+
+
+# the script so far: backward passes, optimizer steps, losses of the latest backward passes
+progress = types.SimpleNamespace(backwards=0, steps=0, losses=collections.deque(maxlen=BACKWARDS_PER_STEP))
+
+
+def at_boundary() -> bool:
+    """Whether all gradients of an optimizer step are in (or none of the next)."""
+    return progress.backwards % BACKWARDS_PER_STEP == 0
+
+
+class Share(IterableDataset):
+    """Every NUM_DATA_RANKS-th item from this rank's on; an incomplete last round is dropped, so that all ranks take equally many."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __iter__(self):
+        items = iter(self.items)
+        while len(turn := list(itertools.islice(items, NUM_DATA_RANKS))) == NUM_DATA_RANKS:
+            yield turn[DATA_RANK]
+
+    def __len__(self):
+        return len(self.items) // NUM_DATA_RANKS
+
+
+class ShuffledShare(DistributedSampler):
+    """Counts the epochs itself, as the script doesn't call `set_epoch`."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+        self.set_epoch(self.epoch + 1)
+
+
+def share_data() -> None:
+    """From now on a DataLoader reads only this rank's share."""
+    plain_init = DataLoader.__init__
+    signature = inspect.signature(plain_init)
+
+    def init(self, *args, **kwargs):
+        given = signature.bind(self, *args, **kwargs).arguments
+        if given.get("batch_sampler") is not None:
+            given["batch_sampler"] = Share(given["batch_sampler"])
+        elif given.get("batch_size", 1) == SCRIPT_BATCH:
+            given["batch_size"] = MICRO_BATCH
+        if isinstance(given["dataset"], IterableDataset):
+            given["dataset"] = Share(given["dataset"])
+        elif given.get("sampler") is not None:
+            given["sampler"] = Share(given["sampler"])
+        elif given.get("batch_sampler") is None:
+            shuffle = bool(given.pop("shuffle", False))
+            drop_last = given.get("drop_last", False)
+            given["sampler"] = ShuffledShare(given["dataset"], NUM_DATA_RANKS, DATA_RANK, shuffle=shuffle, drop_last=drop_last)
+        plain_init(**given)
+
+    DataLoader.__init__ = init
+
+
+def only_rank_0_speaks() -> None:
+    """Prints and `torch.save` of the other ranks go nowhere. Other ways to write files are not caught."""
+    if RANK != 0:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  open as long as the process lives
+    plain_save = torch.save
+
+    def save(value, *args, **kwargs):
+        agree_to_save()
+        value = gathered(value)  # all ranks take part
+        if RANK == 0:
+            plain_save(value, *args, **kwargs)
+        dist.barrier(progress.writers)
+
+    torch.save = save
+
+
+def agree_to_save() -> None:
+    """All ranks take part in saving: stop, rather than hang, where some don't come."""
+    try:
+        dist.barrier(progress.savers)
+    except RuntimeError:
+        raise SystemExit(
+            f"rank {RANK} saves although others don't: {SCRIPT.name} decides from its own rank's loss; decide from a loss averaged over ranks"
+        ) from None
+
+
+def different_draws() -> None:
+    """Equal seeds gave all ranks equal weights; now each draws its own batches and dropout masks (rank 0 as if alone)."""
+    if DATA_RANK != 0:
+        torch.manual_seed(torch.initial_seed() + DATA_RANK)
+        random.seed(f"{random.random()} {DATA_RANK}")
+        numpy.random.seed(numpy.random.randint(2**31) + DATA_RANK)
+
+
+def owner(optimizer: torch.optim.Optimizer) -> nn.Module:
+    """The outermost module that holds all parameters of the optimizer."""
+    wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    modules = [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
+    children = {id(child) for m in modules for child in m.children()}
+    owners = [m for m in modules if id(m) not in children and wanted <= {id(p) for p in m.parameters()}]
+    if len(owners) != 1:
+        raise SystemExit(f"{len(owners)} models hold all the parameters of {SCRIPT.name}'s optimizer; one is needed")
+    return owners[0]
+
+
+def hold_on_host() -> None:
+    """A model that would fill the GPU stays on the host when the script moves it: later its shards go over one by one."""
+    plain_to = nn.Module.to
+
+    def to(module, *args, **kwargs):
+        num_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
+        if num_bytes < 0.4 * torch.cuda.mem_get_info()[1]:
+            return plain_to(module, *args, **kwargs)
+        dtypes = [value for value in (*args, kwargs.get("dtype")) if isinstance(value, torch.dtype)]
+        return plain_to(module, *dtypes) if dtypes else module
+
+    nn.Module.to = to
+    nn.Module.cuda = lambda module, device="cuda": to(module, device)
+
+
+def parallelize_with_optimizer() -> None:
+    """When the script builds its optimizer, model and parameters are complete: the moment to parallelise."""
+    plain_init = torch.optim.Optimizer.__init__
+
+    def init(optimizer, *args, **kwargs):
+        torch.optim.Optimizer.__init__ = plain_init
+        plain_init(optimizer, *args, **kwargs)
+        model = owner(optimizer)
+        names = {id(p): name for name, p in model.named_parameters()}
+        parallelize(model)  # in place: the parameters are new, split ones; the optimizer gets them by name
+        split = dict(model.named_parameters())
+        for group in optimizer.param_groups:
+            group["params"] = [split[names[id(p)]] for p in group["params"]]
+        route_steps(optimizer, optimizer.step)
+        different_draws()
+
+    torch.optim.Optimizer.__init__ = init
+
+
+def gathered(value):
+    """Whole tensors in the place of sharded ones, wherever they sit in dicts and lists."""
+    if isinstance(value, DTensor):
+        return value.full_tensor()
+    if isinstance(value, dict):
+        return type(value)((key, gathered(item)) for key, item in value.items())
+    return [gathered(item) for item in value] if isinstance(value, list) else value
+
+
+def whole_norms() -> None:
+    """The script gets the gradient norm as an ordinary number, not as a sharded one."""
+    plain_clip = torch.nn.utils.clip_grad_norm_
+    torch.nn.utils.clip_grad_norm_ = lambda *args, **kwargs: gathered(plain_clip(*args, **kwargs))
+
+
+def route_steps(optimizer: torch.optim.Optimizer, take_step) -> None:
+    """`optimizer.step()` acts only when all gradients are in; then the loss is reported."""
+
+    def step(_, *args, **kwargs):
+        if not at_boundary():
+            return None
+        result = take_step(*args, **kwargs)
+        report_loss()
+        return result
+
+    optimizer.step = types.MethodType(step, optimizer)
+
+
+def report_loss() -> None:
+    """Print the mean loss over the global batch; a collective, so every rank calls it."""
+    total = torch.stack([loss.float() for loss in progress.losses]).sum() / TURNS_PER_STEP
+    dist.all_reduce(total)
+    if RANK == 0:
+        print(f"optimizer step {progress.steps}: loss {total.item() / WORLD_SIZE:.6f} over the global batch", flush=True)
+    progress.steps += 1
+
+
+def watch_backward() -> None:
+    """Count backward passes and note their losses."""
+    plain_backward = torch.Tensor.backward
+
+    def backward(loss, *args, **kwargs):
+        progress.backwards += 1
+        progress.losses.append(loss.detach())
+        plain_backward(loss, *args, **kwargs)
+
+    torch.Tensor.backward = backward
+
+
+def main() -> None:
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if gpus != "":  # this process sees one GPU only, so that the script's "cuda" and "cuda:0" both mean it
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus.split(",")[LOCAL_RANK] if gpus else str(LOCAL_RANK)
+        os.environ["LOCAL_RANK"] = "0"  # where libraries look for its number
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    if dist.get_world_size() != WORLD_SIZE:
+        raise SystemExit(f"this plan is for {WORLD_SIZE} processes, not {dist.get_world_size()}")
+    torch.manual_seed(0)  # equal weights on all ranks, where the script sets no seed itself
+    random.seed(0)
+    numpy.random.seed(0)
+    progress.savers = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=SAVE_WAIT_S))
+    progress.writers = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=1))  # rank 0 may write for long
+    share_data()
+    if torch.cuda.is_available():
+        hold_on_host()
+    only_rank_0_speaks()
+    parallelize_with_optimizer()
+    watch_backward()
+    whole_norms()
+    sys.argv = [str(SCRIPT), *(sys.argv[1:] or SCRIPT_ARGS)]
+    sys.path[0] = str(SCRIPT.parent)
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    gc.collect()  # the model must be gone before the process group is, or leaving may hang
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""ZeRO-2 8 for Lightning.
+
+With your LightningModule as it is:
+
+    trainer = Trainer(**TRAINER, strategy=strategy())
+"""
+
+from typing import Any
+
+from lightning.pytorch.strategies import DeepSpeedStrategy
+
+TRAINER: dict[str, Any] = {
+    "num_nodes": 1,
+    "devices": 8,
+    "precision": "bf16-mixed",
+    "accumulate_grad_batches": 2,
+}
+
+
+def strategy() -> DeepSpeedStrategy:
+    return DeepSpeedStrategy(
+        stage=2,
+        logging_batch_size_per_gpu=32,  # of a micro-batch, where Lightning can't see it in the loader
+    )
