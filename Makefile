@@ -9,7 +9,7 @@ setup: .venv/.ready
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,examples,deepspeed,notebooks]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,examples,deepspeed,accelerate,lightning,notebooks]'
 	touch .venv/.ready
 
 demo: setup

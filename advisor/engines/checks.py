@@ -35,7 +35,7 @@ def checks(inp: EngineInput, script_path: str) -> list[str]:
         )
     found = [*_verify(inp), losses, "`nvidia-smi` must show every GPU busy and the memory that the report predicts."]
     if plan.zero_stage and plan.dp_shard_degree > 1:
-        layers = " of the layers" if plan.tp_degree > 1 else ""
+        layers = " of its stage" * (plan.pp_degree > 1) + " of the layers" * (plan.tp_degree > 1 and plan.pp_degree == 1)
         found.append(f"A rank's optimizer holds 1/{plan.dp_shard_degree * plan.tp_degree} of the states{layers}.")
     return found
 

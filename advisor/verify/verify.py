@@ -8,7 +8,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from advisor.engines import ENGINES, EngineInput, read_plan
@@ -45,6 +45,7 @@ class Request:
     num_steps: int = LEAST_STEPS
     args: tuple[str, ...] = ()  # of the script, instead of the plan's
     progress: Progress = lambda _: None
+    measured: dict[int, Cluster | None] = field(default_factory=dict)  # this machine, by number of processes; filled as plans need it
 
 
 def verify_advice(folder: Path, request: Request, plan: int | None = None) -> list[PlanVerdict]:
@@ -233,8 +234,10 @@ class _Verified:
         return found
 
     def _cluster(self, run: Run) -> Cluster | None:
-        self.request.progress("measuring this machine")
-        try:
-            return measured_here(run.inp.plan.world_size, on_gpu=self.on_gpu, progress=self.request.progress)
-        except AdvisorError:
-            return None
+        count, measured = run.inp.plan.world_size, self.request.measured
+        if count not in measured:
+            self.request.progress("measuring this machine")
+            measured[count] = None
+            with contextlib.suppress(AdvisorError):
+                measured[count] = measured_here(count, on_gpu=self.on_gpu, progress=self.request.progress)
+        return measured[count]

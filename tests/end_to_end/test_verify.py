@@ -16,7 +16,7 @@ import pytest
 from advisor.errors import AdvisorError
 from advisor.verify import verify
 
-SMALL = "--layers 2 --width 64 --heads 4 --seq 32 --batch 4 --vocab 211".split()
+SMALL = ("--layers", "2", "--width", "64", "--heads", "4", "--seq", "32", "--batch", "4", "--vocab", "211")
 MODEL = Path(__file__).parents[1] / "engines" / "models" / "gpt2.py"
 
 

@@ -171,6 +171,13 @@ def test_stages_must_be_as_many_as_the_plans() -> None:
         files(dataclasses.replace(CASES["pipeline-functions"], plan=pipe(4)))
 
 
+def test_a_loss_over_the_routers_of_all_stages_is_refused_when_it_runs() -> None:
+    inp = CASES["pipeline-functions"]
+    assert "output_router_logits" not in files(inp)["parallelize.py"]
+    text = files(dataclasses.replace(inp, model={**SMALL_MODEL, "num_experts": 8}))["parallelize.py"]
+    assert 'raise ValueError("output_router_logits adds a loss over the routers of all stages' in text
+
+
 def test_fewer_micro_batches_than_stages_take_gpipe() -> None:
     texts = files(dataclasses.replace(CASES["pipeline-functions"], plan=dataclasses.replace(SMALL, num_microbatches=1)))
     assert "ScheduleGPipe(" in texts["parallelize.py"]
