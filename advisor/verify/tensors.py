@@ -19,6 +19,12 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def summed(gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient, whole on every rank where it is still to be summed over them."""
+    partial = isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements)
+    return gradient.full_tensor() if partial and isinstance(gradient, DTensor) else gradient
+
+
 def square_sum(gradient: torch.Tensor) -> float:
     """Sum of squares of a rank's part of a gradient."""
     return float(local(gradient).detach().double().square().sum())

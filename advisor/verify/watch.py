@@ -208,12 +208,13 @@ class Watch:
         for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
             self._trained.add(id(p))
             name = names.get(id(p), f"flat {type(optimizer).__name__} {i} {id(p)}")
-            if p.grad is None and self._fsdp1_shards == 1:
+            gradient = None if p.grad is None else tensors.summed(p.grad)
+            if gradient is None and self._fsdp1_shards == 1:
                 continue
-            step["squares"][name] = 0.0 if p.grad is None else tensors.square_sum(p.grad)  # FSDP1 deals out nothing of it to this rank
-            step["shards"][name] = self._fsdp1_shards if self._fsdp1_shards > 1 else tensors.num_shards(p.grad)
-            if self.cell.get("alone"):
-                self._loudest[name] = parameters.louder(p.grad, self._loudest.get(name))
+            step["squares"][name] = 0.0 if gradient is None else tensors.square_sum(gradient)  # FSDP1 deals out nothing of it to this rank
+            step["shards"][name] = self._fsdp1_shards if gradient is None or self._fsdp1_shards > 1 else tensors.num_shards(gradient)
+            if self.cell.get("alone") and gradient is not None:
+                self._loudest[name] = parameters.louder(gradient, self._loudest.get(name))
 
     def _finish(self) -> None:
         """After the last compared step: parameters against the reference, and who holds what."""
