@@ -41,7 +41,7 @@ CONSTANTS: Mapping[str, str] = {
     "intra_rate_share": "ring inside a node, of the one-way link rate",
     "pcie_rate_share": "the same over PCIe",
     "inter_rate_share": "ring between nodes, of the node's network adapters",
-    "ethernet_rate_share": "the same over Ethernet without RDMA (TCP)",
+    "tcp_bytes_per_s": "what a node's processors copy through TCP, over Ethernet without RDMA",
     "reduction_rate_share": "gradient reductions, of these rates: small buckets, copied in and out, and the node's other groups reduce at the same time",
     "inter_decay": "achieved rate between nodes falls as nodes^-decay",
     "inter_decay_whole_node": "the same for groups that fill most of a node",

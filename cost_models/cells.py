@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from cost_models.numbering import ragged
 from cost_models.terms.compute import (
+    ATTENTION,
     ATTENTION_CLASS,
     ELEMENT_BYTES,
     FORWARD,
@@ -38,14 +39,15 @@ class Cells:
     op_pair: IntArray
     op_unit: IntArray
     op_phase: IntArray
-    op_attention: BoolArray  # forward operators of attention
+    op_selective: FloatArray  # share of an operator that selective recomputation runs again
     num_units: int
     unit_start: IntArray  # per cell: its first unit
     unit_cell: IntArray  # per unit, as all below
     forward_kernels: FloatArray  # launches
     backward_kernels: FloatArray
-    attention_kernels: FloatArray  # of attention's forward
-    selective_share: FloatArray  # of the forward pass that selective recomputation runs again; 0: attention
+    selective_kernels: FloatArray  # launched again by selective recomputation
+    selective_sums: FloatArray  # 1 where selective recomputation repeats the sums over tensor ranks
+    selective_gathers: FloatArray  # the same of the gathers of divided sequences
     measured_host_s: FloatArray  # per kernel, from a profile; 0: not measured
     collectives: FloatArray  # tensor-parallel all-reduces in the forward pass; 0 without tensor parallelism
     edges: FloatArray  # gathers of a divided sequence where it must be whole, in the forward pass; sequence parallelism only
@@ -124,15 +126,17 @@ def make_cells(
     fused = np.array([r.memory_traffic_share for r in runtimes])[plans.runtime][cell]
     in_block = (shapes.flops == 0) & (g["can_recompute"][unit] > 0)
     kernels = ops.num_kernels * np.array([r.kernels_share for r in runtimes])[plans.runtime][cell]
-    selective = np.array([r.selective_share if r.selective == "share" else 0.0 for r in runtimes])
+    repeats = _selective_passes(runtimes)[plans.runtime][unit_cell]
     measured = np.array([x.measured_host_s_per_kernel or 0.0 for x in workloads])
     kernels = kernels * _softmax_launches(workloads=workloads, runtimes=runtimes, plans=plans, w=w, ops=ops, cell=cell)
     pair = plans.runtime * (int(device.max()) + 1) + device[c]
+    again = _run_again(runtimes, plans.runtime[cell], ops)
     return Cells(
         shapes=dataclasses.replace(shapes, moved_bytes=shapes.moved_bytes * np.where(in_block, fused, 1.0)), op_pair=pair[cell],
-        op_unit=unit, op_phase=ops.phase, op_attention=(ops.op_class == ATTENTION_CLASS) & (ops.phase == FORWARD),
+        op_unit=unit, op_phase=ops.phase, op_selective=again,
         num_units=len(unit_cell), unit_start=unit_start, unit_cell=unit_cell,
-        **_launches(unit, ops, kernels, len(unit_cell)), selective_share=selective[plans.runtime][unit_cell], measured_host_s=measured[w][unit_cell],
+        **_launches(unit, ops, kernels, len(unit_cell), again), selective_sums=repeats[:, 0], selective_gathers=repeats[:, 1],
+        measured_host_s=measured[w][unit_cell],
         **sizes, workload=w, cluster=c, pair=pair,
         tp_degree=tp, cp_degree=cp, ep_degree=ep, regathers=np.array([r.regathers_weight_gradient for r in runtimes])[plans.runtime],
         early_stop=np.array([r.early_stop for r in runtimes])[plans.runtime],
@@ -158,12 +162,26 @@ def _is_weight_product(ops: OpTable) -> BoolArray:
     return np.asarray((ops.kind == GEMM) & (ops.op_class != ATTENTION_CLASS))
 
 
-def _launches(unit: IntArray, ops: OpTable, kernels: FloatArray, num_units: int) -> dict[str, FloatArray]:
+def _run_again(runtimes: Sequence[Runtime], runtime: IntArray, ops: OpTable) -> FloatArray:
+    """Share of each operator that selective recomputation runs again."""
+    mode = np.array([r.selective for r in runtimes])[runtime]
+    share = np.array([r.selective_share for r in runtimes])[runtime]
+    products = np.where(_is_weight_product(ops), share, np.where(ops.kind == ATTENTION, 0.0, 1.0))
+    attention = (ops.op_class == ATTENTION_CLASS).astype(np.float64)
+    again = np.where(mode == "share", share, np.where(mode == "products", products, attention))
+    return np.where(ops.phase == FORWARD, again, 0.0)
+
+
+def _selective_passes(runtimes: Sequence[Runtime]) -> FloatArray:
+    """Whether selective recomputation repeats sums over tensor ranks, and gathers of divided sequences."""
+    return np.array([[float(r.selective == "share"), float(r.selective != "attention")] for r in runtimes])
+
+
+def _launches(unit: IntArray, ops: OpTable, kernels: FloatArray, num_units: int, again: FloatArray) -> dict[str, FloatArray]:
     per_phase = np.bincount(unit * 3 + ops.phase, weights=kernels, minlength=3 * num_units).astype(np.float64).reshape(-1, 3)
-    attention = np.where((ops.op_class == ATTENTION_CLASS) & (ops.phase == FORWARD), kernels, 0.0)
     return {
         "forward_kernels": per_phase[:, 0], "backward_kernels": per_phase[:, 1],
-        "attention_kernels": np.bincount(unit, weights=attention, minlength=num_units).astype(np.float64),
+        "selective_kernels": np.bincount(unit, weights=again * kernels, minlength=num_units).astype(np.float64),
     }  # fmt: skip
 
 

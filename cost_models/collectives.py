@@ -68,7 +68,7 @@ def charged(workload: Workload, plan: Plan, *, stage: int | None = None, first_b
     split = stage_split(workload, plan.pp_degree * plan.virtual_stages, cut=runtime.pipeline_cut)
     step = _Step(workload, plan, runtime, split, stage)
     found = (*step.tensor(), *step.experts(), *step.context(), *step.transfers(), *step.sharding(), *step.reduction(first_bucket_bytes),
-             *step.buffers())  # fmt: skip
+             *step.ties(), *step.buffers())  # fmt: skip
     return tuple(c for c in found if c.ranks > 1 and c.count > 0)
 
 
@@ -122,27 +122,44 @@ class _Step:
         """Sums of layer outputs and input gradients over the tensor ranks, and what the layers around them need whole."""
         sizes, tp, times = self.sizes, self.plan.tp_degree, self.plan.num_microbatches
         sequence, collectives = np.array(float(self.plan.sequence_parallel)), sizes["collectives"]
-        inside, edges, regathers = sequence * sizes["in_sequence"], sequence * sizes["edges"], self.runtime.regathers_weight_gradient
-        again = collectives * sizes["can_recompute"] * self.recomputes_sums
+        inside, regathers = sequence * sizes["in_sequence"], self.runtime.regathers_weight_gradient
+        again = collectives * sizes["can_recompute"] * self.recomputes_gathers
         passes = {
-            "activations forward": volumes.tensor_calls(collectives, inside, edges=edges),
-            "activations backward": volumes.tensor_calls(collectives, inside, edges=edges, gathers=1.0 + regathers),
-            "activations recomputed": volumes.tensor_calls(again, inside, skipped=self.runtime.early_stop),
+            "activations forward": volumes.tensor_calls(collectives, inside),
+            "activations backward": volumes.tensor_calls(collectives, inside, gathers=1.0 + regathers),
+            "activations recomputed": volumes.tensor_calls(
+                again, inside, skipped=self.runtime.early_stop if self.recomputes_sums else again
+            ),
         }
         for purpose, calls in passes.items():
             for kind, per_unit in (("all-reduce", calls.all_reduces), ("all-gather", calls.gathers), ("reduce-scatter", calls.scatters)):
                 size = self.total(per_unit * sizes["boundary_bytes"])
                 yield _charge(kind, "tp", tp, count=times * self.total(per_unit), size=times * size, purpose=purpose)
+        yield from self.sequence_ends()
         logits, has_logits = self.total(sizes["logits_bytes"]), self.total(np.sign(sizes["logits_bytes"]))
         yield _charge("all-gather", "tp", tp, count=times * has_logits, size=times * logits, purpose="logits forward")
         whole = times * float(sequence) * self.runtime.reduces_whole_gradients
         count, size = whole * self.total(sizes["whole_tensors"]), whole * self.total(sizes["whole_bytes"])
         yield _charge("all-reduce", "tp", tp, count=count, size=size, purpose="gradients of whole parameters")
 
+    def sequence_ends(self) -> Iterator[Charge]:
+        """Whole sequences after the last layer, and their gradients before the first: on the pipeline's two ends, whichever group they belong to."""
+        edges = float(self.plan.sequence_parallel) * self.sizes["edges"]
+        size = edges @ self.sizes["boundary_bytes"]
+        ends = {"activations forward": (self.split.num_stages - 1) % self.plan.pp_degree, "activations backward": 0}
+        for purpose, rank in ends.items():
+            times = self.plan.num_microbatches * float(rank == self.stage)
+            yield _charge("all-gather", "tp", self.plan.tp_degree, count=times * edges.sum(), size=times * size, purpose=purpose)
+
     @property
     def recomputes_sums(self) -> bool:
-        """Whether recomputation runs a layer's collectives again: full, or selective that reaches beyond attention."""
+        """Whether recomputation runs a layer's sums over tensor ranks again: full, or selective by a share of everything."""
         return self.plan.recompute == "full" or (self.plan.recompute == "selective" and self.runtime.selective == "share")
+
+    @property
+    def recomputes_gathers(self) -> bool:
+        """Whether it gathers a layer's divided sequences again: wherever it reaches beyond attention."""
+        return self.plan.recompute == "full" or (self.plan.recompute == "selective" and self.runtime.selective != "attention")
 
     def experts(self) -> Iterator[Charge]:
         """Tokens to their experts and back."""
@@ -239,6 +256,13 @@ class _Step:
                 "all-reduce", "dp_replicate", plan.dp_replicate_degree, count=calls, size=size / shard, purpose="gradients of shards"
             )
         yield from self.expert_banks()
+
+    def ties(self) -> Iterator[Charge]:
+        """Gradients of embeddings that the first and the last stage share."""
+        plan, ends = self.plan, (0, self.plan.pp_degree - 1)
+        if plan.pp_degree > 1 and self.stage in ends:
+            size = self.runtime.ties_stages * volumes.tied_bytes(self.workload, np.array(float(plan.tp_degree)))
+            yield _charge("all-reduce", "pp", 2, count=float(size > 0), size=float(size), purpose="gradients of shared embeddings")
 
     def expert_banks(self) -> Iterator[Charge]:
         """Experts are equal on fewer ranks than the rest."""

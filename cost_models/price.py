@@ -78,24 +78,24 @@ def _price_units(packed: Packed, constants: Constants, anchors: FloatArray) -> _
     op_s = compute.shape_seconds(cells.shapes, constants, cells.op_pair)
     per_phase = np.bincount(cells.op_unit * 3 + cells.op_phase, weights=op_s, minlength=3 * cells.num_units).reshape(-1, 3)
     forward, backward = per_phase[:, 0] * anchor, per_phase[:, 1] * anchor
-    attention = np.bincount(cells.op_unit[cells.op_attention], weights=op_s[cells.op_attention], minlength=cells.num_units) * anchor
+    selective = np.bincount(cells.op_unit, weights=op_s * cells.op_selective, minlength=cells.num_units) * anchor
     k = at_pair(constants, cells.pair[cells.unit_cell])
-    share = cells.selective_share
-    link, forward_link, full_link = _links(packed, k)
+    link, forward_link, full_link, selective_link = _links(packed, k)
     launch = np.where(cells.measured_host_s > 0, cells.measured_host_s, k["host_s_per_kernel"])
     calls = cells.collectives * k["host_s_per_collective"]
     forward_host = (launch * cells.forward_kernels + calls) * anchor
     return _Units(
-        compute_s=forward + backward, forward_s=forward, selective_s=np.where(share > 0, share * forward, attention),
-        link_s=link, forward_link_s=forward_link, full_link_s=full_link, selective_link_s=np.where(share > 0, full_link, 0.0),
+        compute_s=forward + backward, forward_s=forward, selective_s=selective,
+        link_s=link, forward_link_s=forward_link, full_link_s=full_link, selective_link_s=selective_link,
         host_s=forward_host + (launch * k["backward_launch_share"] * cells.backward_kernels + calls) * anchor,
         forward_host_s=forward_host, full_host_s=forward_host,
-        selective_host_s=launch * np.where(share > 0, share * cells.forward_kernels, cells.attention_kernels) * anchor,
+        selective_host_s=launch * cells.selective_kernels * anchor,
     )  # fmt: skip
 
 
-def _links(packed: Packed, k: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Seconds per unit of tensor, context and expert collectives: in both passes, in the forward pass, and again under full recomputation.
+def _links(packed: Packed, k: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Seconds per unit of tensor, context and expert collectives: in both passes, in the forward pass, and again under full and under
+    selective recomputation.
 
     Context parallelism passes keys and values round a ring, 30% of it exposed.
     """
@@ -110,6 +110,8 @@ def _links(packed: Packed, k: Mapping[str, FloatArray]) -> tuple[FloatArray, Flo
     forward = volumes.tensor_calls(cells.collectives, inside, edges=edges)
     backward = volumes.tensor_calls(cells.collectives, inside, edges=edges, gathers=1.0 + cells.regathers[of])
     again = volumes.tensor_calls(cells.collectives, inside, skipped=cells.early_stop[of])
+    skipped = np.where(cells.selective_sums > 0, cells.early_stop[of], cells.collectives)
+    partly = volumes.tensor_calls(cells.collectives, inside, skipped=skipped)
     experts = volumes.EXPERT_EXCHANGES * communication.all_to_all_s(machine, k, cells.all_to_all_bytes, cells.ep_degree[of], tp)
     passes = _CONTEXT_EXPOSED_SHARE * volumes.CONTEXT_PASSES
     context = passes * np.where(cp > 1, communication.ring(machine, k, cp, tp).seconds(cells.context_bytes * cp), 0.0)
@@ -117,7 +119,8 @@ def _links(packed: Packed, k: Mapping[str, FloatArray]) -> tuple[FloatArray, Flo
     logits = np.where(cells.logits_bytes > 0, ring.seconds(cells.logits_bytes), 0.0)
     there = one * forward.ring_passes + experts + context / volumes.CONTEXT_PASSES
     back = one * backward.ring_passes + whole + logits + experts + context * (1.0 - 1.0 / volumes.CONTEXT_PASSES)
-    return there + back, there, one * again.ring_passes + experts
+    selective = cells.selective_gathers * one * partly.ring_passes + cells.selective_sums * experts
+    return there + back, there, one * again.ring_passes + experts, selective
 
 
 def _price_ranks(packed: Packed, units: _Units) -> RankCosts:

@@ -107,6 +107,7 @@ class _Columns:
     regathers_root: FloatArray
     zero2_gathers: FloatArray
     zero1_broadcasts: FloatArray
+    tied_bytes: FloatArray  # gradients of embeddings that a runtime's first and last stage share, before tensor parallelism
     every_micro_batch: FloatArray
     accumulate_bytes: FloatArray
     memory_bytes_per_s: FloatArray
@@ -134,6 +135,7 @@ def _columns(packed: Packed, plan: IntArray) -> _Columns:
         fsdp_reduce_bytes=volumes.reduced_bytes(per([x.fsdp_reduce_bytes for x in r], n), own),
         fsdp_gathers=per([x.fsdp_gathers for x in r], n), regathers_root=per([x.regathers_root for x in r], n),
         zero2_gathers=per([x.zero2_gathers for x in r], n), zero1_broadcasts=per([x.zero1_broadcasts for x in r], n), every_micro_batch=per([x.reduces_every_micro_batch for x in r], n),
+        tied_bytes=per([float(volumes.tied_bytes(x, np.array(1.0))) for x in w], i) * per([x.ties_stages for x in r], n),
         accumulate_bytes=per([x.accumulate_bytes_per_param for x in r], n), memory_bytes_per_s=per([x.device.memory_bytes_per_s for x in c], j),
         host_bytes_per_s=per([x.host_bytes_per_s for x in c], j), gpus_per_node=per([float(x.gpus_per_node) for x in c], j),
     )  # fmt: skip
@@ -193,6 +195,8 @@ def price_kinds(packed: Packed, constants: Constants, ranks: RankCosts, rings: R
     reduction = _reduction_s(p, busy)
     if quirks is not None:
         reduction = reduction + Seconds.once(quirks.reduction_s)
+    if np.any(p.x.tied_bytes):
+        reduction = reduction + Seconds.once(_ties_s(p, machine_of(packed, packed.rings.cluster[p.ring])))
     on_device, on_host = _updates_s(p)
     bubble = ranks.others_s[at] * (busy / ranks.busy_s[at]) / p.plans.virtual_stages
     parts = {
@@ -205,6 +209,17 @@ def price_kinds(packed: Packed, constants: Constants, ranks: RankCosts, rings: R
     straggling = optimizer.straggler_share(nodes, p.k["straggler_share"])
     one, further = sum(s.one for s in parts.values()), sum(s.further for s in parts.values())
     return parts | {"fixed": Seconds(one=p.k["step_s"] + one * straggling, further=further * straggling)}
+
+
+def _ties_s(p: _Part, machine: communication.Machine) -> FloatArray:
+    """The all-reduce between first and last pipeline stage of the gradients of embeddings that they share; nothing hides it.
+
+    Source: megatron/core/distributed/finalize_model_grads.py; DeepSpeed's PipelineModule.allreduce_tied_weight_gradients.
+    """
+    stage_ranks = (p.plans.dp_replicate_degree * p.plans.dp_shard_degree * p.plans.cp_degree * p.plans.tp_degree).astype(np.float64)
+    ends = communication.ends_ring(machine, p.k, stage_ranks, p.plans.pp_degree.astype(np.float64))
+    both_ways = 2 * p.k["all_reduce_discount"]
+    return np.where(p.x.tied_bytes > 0, both_ways * ends.seconds(p.x.tied_bytes / p.plans.tp_degree), 0.0)
 
 
 def _gathers_layers(p: _Part) -> BoolArray:

@@ -16,6 +16,9 @@ from importlib import resources
 from typing import Any
 
 PIPELINE_CUTS = ("even", "balanced", "greedy")
+#: "attention"; a "share" of the forward pass with its collectives; or a share of the weight "products" with everything that moves memory
+#: and the gathers before them, while attention and sums over tensor ranks are kept.
+SELECTIVE = ("attention", "share", "products")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +47,14 @@ class Runtime:
     zero2_gathers: float = 0.0  # stage 2 is FSDP without resharding: gathers in each forward pass, not after the optimizer step
     zero1_broadcasts: float = 0.0  # stage 1 all-reduces gradients, then broadcasts each parameter (ZeroRedundancyOptimizer)
     pads_rows: float = 0.0  # sharded parameters are cut along their first dimension into equal, padded parts (FSDP2)
+    ties_stages: float = 0.0  # first and last pipeline stage all-reduce the gradients of embeddings they share
     early_stop: float = 0.0  # full recomputation ends before a layer's last sum over tensor ranks (torch's non-reentrant checkpoint)
     accumulate_bytes_per_param: float = 0.0  # traffic per micro-batch of adding into an fp32 gradient buffer
     memory_traffic_share: float = 1.0  # of the eager traffic of memory-bound operators left by fused or compiled kernels
     kernels_share: float = 1.0  # of the eager launches left by fused or compiled kernels
     fused_softmax_multiple: float = 0.0  # unfused attention's softmax kernel needs heads x samples on a device to be a multiple of this
-    selective: str = "attention"  # selective recomputation re-runs "attention", or a "share" of the forward pass
-    selective_share: float = 0.28  # of the forward pass, for "share"
+    selective: str = "attention"  # what selective recomputation re-runs: one of SELECTIVE
+    selective_share: float = 0.28  # of the forward pass, for "share"; of the weight products, for "products"
     pipeline_cut: str = "even"  # how layers go to stages: one of PIPELINE_CUTS
     virtual_stages: int = 1  # presumed where a run doesn't say
     compiled: bool = False  # torch.compile is presumed where a run doesn't say
@@ -63,8 +67,8 @@ class Runtime:
     def __post_init__(self) -> None:
         if self.pipeline_cut not in PIPELINE_CUTS:
             raise ValueError(f"runtime {self.name}: pipeline_cut {self.pipeline_cut!r} is none of {', '.join(PIPELINE_CUTS)}")
-        if self.selective not in ("attention", "share"):
-            raise ValueError(f'runtime {self.name}: selective {self.selective!r} is neither "attention" nor "share"')
+        if self.selective not in SELECTIVE:
+            raise ValueError(f"runtime {self.name}: selective {self.selective!r} is none of {', '.join(SELECTIVE)}")
 
 
 def runtime_names() -> tuple[str, ...]:

@@ -29,7 +29,7 @@ PRIORS: Mapping[str, tuple[float, float]] = {
     "batched_rate_share": (0.45, 0.3), "expert_imbalance": (1.15, 0.1), "memory_rate_share": (0.8, 0.1), "memory_traffic": (1.2, 0.4),
     "host_s_per_kernel": (30e-6, 0.2), "host_s_per_collective": (70e-6, 0.5), "backward_launch_share": (1.0, 0.3),
     "intra_latency_s": (25e-6, 0.5), "step_s": (6e-3, 0.4), "scalar_rate_share": (0.85, 0.15), "intra_rate_share": (0.65, 0.2), "pcie_rate_share": (0.4, 0.3),
-    "inter_rate_share": (0.65, 0.25), "ethernet_rate_share": (0.4, 0.3), "reduction_rate_share": (0.8, 0.3), "inter_decay": (0.2, 0.5), "inter_decay_whole_node": (0.4, 0.5),
+    "inter_rate_share": (0.65, 0.25), "tcp_bytes_per_s": (7e9, 0.3), "reduction_rate_share": (0.8, 0.3), "inter_decay": (0.2, 0.5), "inter_decay_whole_node": (0.4, 0.5),
     "inter_latency_s_per_node": (60e-6, 0.6), "inter_latency_growth": (1.2, 0.15), "dp_hidden_share": (0.6, 0.3), "fsdp_hidden_share": (0.8, 0.2),
     "overlap_contention": (0.2, 0.6), "p2p_rate_share": (0.5, 0.4), "all_to_all_rate_share": (0.5, 0.4),
 }  # fmt: skip

@@ -2,8 +2,9 @@
 
     seconds = latency + bytes x (ranks - 1) / ranks / rate        one ring pass (all-gather or reduce-scatter)
 
-An all-reduce is two passes. Over PCIe a ring shares host bridges and often copies through host memory, and Ethernet without RDMA
-pays for TCP: each has its own achieved share. A group of `ranks` devices `stride` apart has r = gpus_per_node / stride of them in each node. The groups
+An all-reduce is two passes. Over PCIe a ring shares host bridges and often copies through host memory: it has its own achieved share.
+Over Ethernet without RDMA each byte takes its time on the line and its time in the host's TCP: nearly the line rate at 10 Gb/s, 60% of
+it at 32 Gb/s and 4 to 6 GB/s at 100 Gb/s (NVIDIA/nccl issues 209 and 450). A group of `ranks` devices `stride` apart has r = gpus_per_node / stride of them in each node. The groups
 of one node share its adapters, so a group gets r / gpus_per_node of their rate, falling as nodes^-decay. Latency grows with the
 logarithm of the ranks in a node (each collective waits for the slowest of them) and with the nodes of the ring, a little faster than in proportion. Ignored: trees, rail topology, in-network reduction (an achieved share above 1 absorbs it), message-size curves.
 """
@@ -61,10 +62,9 @@ def ring(machine: Machine, constants: Mapping[str, FloatArray], ranks: FloatArra
     """
     here = np.clip(machine.gpus_per_node / stride, 1.0, ranks)
     nodes = np.maximum(ranks / here, 1.0)
-    inside = machine.intra_bytes_per_s * np.where(machine.over_pcie > 0, constants["pcie_rate_share"], constants["intra_rate_share"])
+    inside, network = _rates(machine, constants)
     decay = np.where(here >= 4, constants["inter_decay_whole_node"], constants["inter_decay"])
-    network = np.where(machine.over_ethernet > 0, constants["ethernet_rate_share"], constants["inter_rate_share"])
-    outside = machine.inter_bytes_per_s * here / machine.gpus_per_node * network * np.maximum(nodes / 2, 0.5) ** -decay
+    outside = network * here / machine.gpus_per_node * np.maximum(nodes / 2, 0.5) ** -decay
     crosses = nodes > 1
     rate = np.where(crosses, np.minimum(inside, outside), inside)
     latency = constants["intra_latency_s"] * np.log2(np.maximum(here, 2.0)) + machine.intra_latency_s
@@ -73,6 +73,31 @@ def ring(machine: Machine, constants: Mapping[str, FloatArray], ranks: FloatArra
     per_node = constants["inter_latency_s_per_node"] + machine.inter_latency_s
     latency = latency + np.where(crosses, per_node * near ** constants["inter_latency_growth"] * levels, 0.0)
     return Ring(latency_s=np.where(ranks > 1, latency, 0.0), s_per_byte=(ranks - 1) / ranks / rate)
+
+
+def ends_ring(machine: Machine, constants: Mapping[str, FloatArray], stage_ranks: FloatArray, pp_degree: FloatArray) -> Ring:
+    """A ring between a device of the first pipeline stage and its like of the last: those of one node share its adapters.
+
+    Args:
+        machine: figures of each element's cluster.
+        constants: as for `ring`.
+        stage_ranks: devices of one stage.
+        pp_degree: stages; 1: nothing to share.
+    """
+    inside, network = _rates(machine, constants)
+    far = stage_ranks * (pp_degree - 1) >= machine.gpus_per_node
+    rate = np.where(far, np.minimum(inside, network / np.minimum(stage_ranks, machine.gpus_per_node)), inside)
+    across = 2.0 ** constants["inter_latency_growth"] * (constants["inter_latency_s_per_node"] + machine.inter_latency_s)
+    latency = constants["intra_latency_s"] + machine.intra_latency_s + np.where(far, across, 0.0)
+    return Ring(latency_s=np.where(pp_degree > 1, latency, 0.0), s_per_byte=np.where(pp_degree > 1, 0.5 / rate, 0.0))
+
+
+def _rates(machine: Machine, constants: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
+    """Achieved bytes a second of a device inside its node, and of a node's adapters."""
+    inside = np.where(machine.over_pcie > 0, constants["pcie_rate_share"], constants["intra_rate_share"])
+    line = machine.inter_bytes_per_s
+    network = np.where(machine.over_ethernet > 0, line / (1.0 + line / constants["tcp_bytes_per_s"]), line * constants["inter_rate_share"])
+    return machine.intra_bytes_per_s * inside, network
 
 
 def all_to_all_s(
@@ -103,4 +128,4 @@ def exposed_reduction_s(
     return np.maximum(reduction_s - overlap * constants["dp_hidden_share"] * backward_s, 0.1 * reduction_s)
 
 
-TERMS = (ring, all_to_all_s, transfer_s_per_byte, exposed_sharding_s, exposed_reduction_s)
+TERMS = (ring, ends_ring, all_to_all_s, transfer_s_per_byte, exposed_sharding_s, exposed_reduction_s)

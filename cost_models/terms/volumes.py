@@ -109,6 +109,11 @@ def gradient_bytes(workload: Workload) -> float:
     return max(workload.grad_bytes, workload.master_bytes)
 
 
+def tied_bytes(workload: Workload, tp_degree: FloatArray) -> FloatArray:
+    """Gradients, on one device, of embeddings that first and last pipeline stage share: all-reduced as they are kept."""
+    return workload.tied_params * workload.grad_bytes / tp_degree
+
+
 def reduced_bytes(trait: FloatArray, own: FloatArray) -> FloatArray:
     """Per gradient element reduced: the runtime's, or the gradients' own where it has none."""
     return np.where(trait > 0, trait, own)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -135,6 +136,7 @@ def different_in_mechanism(cells: Sequence[Cell]) -> list[Cell]:
 class Mutation:
     """A cell with a file made wrong on purpose, and the check that must say so."""
 
+    fault: str
     cell: Cell
     file: str
     old: str
@@ -143,7 +145,7 @@ class Mutation:
 
     @property
     def name(self) -> str:
-        return f"wrong-{self.cell.name}-{self.caught_by}-{len(self.new)}".replace(" ", "-")
+        return f"{self.cell.name}-{self.fault}".replace(" ", "-")
 
     @property
     def engine(self) -> str:
@@ -199,8 +201,8 @@ def _job(cell: Cell | Mutation, folder: Path) -> dict:
     if isinstance(cell, Mutation):
         file = target / cell.file
         text = file.read_text(encoding="utf8")
-        assert text.count(cell.old) == 1, f"{cell.old} is in {file} {text.count(cell.old)} times"
-        file.write_text(text.replace(cell.old, cell.new), encoding="utf8")
+        assert cell.old in text, f"{cell.old} is not in {file}"
+        file.write_text(text.replace(cell.old, cell.new, 1), encoding="utf8")
     started = starts.start(engine_of(cell), _input(cell), target, NUM_STEPS)
     return {**run_cell(_run(cell, folder), cell.name), **started, "after": cell.model}
 
@@ -220,22 +222,30 @@ def _checks(run_: Run, ranks: list[dict], reference: list[dict]) -> list[Check]:
 
 
 def table() -> str:
-    """The README's table, of what the engines say now: a row per engine and plan, a column per model."""
+    """The README's table, of what the engines say now: a row per engine and plans that are alike, a column per model."""
     notes: dict[str, int] = {}
-    rows, refused = [], []
+    rows: dict[tuple[str, ...], list[str]] = {}
+    refused: list[tuple[str, str, list[str]]] = []
     for engine in ENGINES:
         for plan in PLANS:
-            reasons = [refusal(Cell(engine.NAME, model, plan)) for model in MODELS]
+            reasons = [_reason(Cell(engine.NAME, model, plan)) for model in MODELS]
             if all(reasons):
                 refused.append((engine.TITLE, plan, list(dict.fromkeys(reasons))))
                 continue
             why = not_here(Cell(engine.NAME, list(MODELS)[reasons.index("")], plan))
             word = f"written [{notes.setdefault(why, len(notes) + 1)}]" if why else "runs"
             shown = [f"refused [{notes.setdefault(reason, len(notes) + 1)}]" if reason else word for reason in reasons]
-            rows.append(f"| {engine.TITLE} | {plan} | {' | '.join(shown)} |")
-    head = [f"| engine | plan | {' | '.join(MODELS.values())} |", "| --- " * (2 + len(MODELS)) + "|"]
-    footnotes = [f"[{number}] {reason}." for reason, number in notes.items()]
-    return "\n".join([*head, *rows, "", "\n".join(f"{note}<br>" for note in footnotes), "", *_refused(refused)])
+            rows.setdefault((engine.TITLE, *shown), []).append(plan)
+    head = [f"| engine | plans | {' | '.join(MODELS.values())} |", "| --- " * (2 + len(MODELS)) + "|"]
+    body = [f"| {title} | {', '.join(plans)} | {' | '.join(shown)} |" for (title, *shown), plans in rows.items()]
+    footnotes = "\n".join(f"[{number}] {reason}.<br>" for reason, number in notes.items())
+    return "\n".join([*head, *body, "", footnotes, "", *_refused(refused)])
+
+
+def _reason(cell: Cell) -> str:
+    """A refusal without the name of the model's class, so that equal ones share a footnote."""
+    name = str(_input(cell).model["class"])
+    return re.sub(rf"\b{re.escape(name)}\b", "this model", refusal(cell))
 
 
 def _refused(refused: list[tuple[str, str, list[str]]]) -> list[str]:

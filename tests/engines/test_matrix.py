@@ -14,13 +14,15 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 MUTATIONS = (
-    Mutation(Cell("ddp", "bert", "DDP"), "train.py", "i * WORLD_SIZE + rank", "i", "losses"),  # all ranks take the same samples
-    Mutation(Cell("ddp", "bert", "DDP"), "train.py", "(loss / NUM_MICROBATCHES).backward()", "loss.backward()", "gradient norms"),
-    Mutation(Cell("ddp", "bert", "DDP"), "train.py", "nullcontext() if last else model.no_sync()", "model.no_sync()", "gradient norms"),
-    Mutation(Cell("ddp", "bert", "ZeRO-1"), "train.py", "optimizer = ZeroRedundancyOptimizer(", "_ = (", "sharding"),
-    Mutation(Cell("fsdp2", "bert", "FSDP"), "parallelize.py", "    shard(model)", "    model", "sharding"),  # what no layer holds
-    Mutation(Cell("deepspeed", "bert", "ZeRO-1"), "ds_config.json", '"stage": 1', '"stage": 0', "sharding"),
-)
+    Mutation("same samples on all ranks", Cell("ddp", "bert", "DDP"), "train.py", "i * WORLD_SIZE + rank", "i", "losses"),
+    Mutation("sums over micro-batches", Cell("ddp", "bert", "DDP"), "train.py", "(loss / NUM_MICROBATCHES).backward()", "loss.backward()",
+             "gradient norms"),
+    Mutation("gradients not averaged", Cell("ddp", "bert", "DDP"), "train.py", "contextlib.nullcontext() if last else model.no_sync()",
+             "model.no_sync()", "gradient norms"),
+    Mutation("states on all ranks", Cell("ddp", "bert", "ZeRO-1"), "train.py", "optimizer = ZeroRedundancyOptimizer(", "_ = ZeroRedundancyOptimizer(", "sharding"),
+    Mutation("embedding and head not sharded", Cell("fsdp2", "bert", "FSDP"), "parallelize.py", "    shard(model)", "    _ = model", "sharding"),
+    Mutation("another stage", Cell("deepspeed", "bert", "ZeRO-1"), "ds_config.json", '"stage": 1', '"stage": 0', "sharding"),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
