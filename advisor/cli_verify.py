@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import click
 
@@ -45,6 +47,8 @@ def verify(  # noqa: PLR0917 - click passes them by name
         raise AdvisorError(
             f"--steps must be at least {_LEAST_STEPS}, not {steps}: one to warm up, one to count collectives in, two to time."
         )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop_once)
     with _progress() as progress:
         request = Request(engine=engine or "", num_processes=nproc, num_steps=steps, args=script_args, progress=progress)
         verdicts = verify_advice(Path(advice_dir), request, plan)
@@ -54,6 +58,14 @@ def verify(  # noqa: PLR0917 - click passes them by name
         print_verdicts(verdicts, report_console())
     if any(v.failed for v in verdicts):
         sys.exit(1)
+
+
+def _stop_once(number: int, frame: FrameType | None) -> None:
+    """Interrupt what is being done; a second signal would leave its processes and files behind."""
+    del number, frame
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

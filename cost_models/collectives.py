@@ -111,7 +111,8 @@ class _Step:
         self.sharded = self.shard_ranks > 1 and (plan.zero_stage >= 3 or (plan.zero_stage == 2 and runtime.zero2_gathers > 0))
         own = np.array(volumes.gradient_bytes(workload))
         self.reduce_bytes, self.fsdp_reduce_bytes = (
-            float(volumes.reduced_bytes(np.array(trait), own)) for trait in (runtime.gradient_reduce_bytes, runtime.fsdp_reduce_bytes)
+            float(volumes.reduced_bytes(np.array(trait), own, np.array(volumes.gather_bytes(workload))))
+            for trait in (runtime.gradient_reduce_bytes, runtime.fsdp_reduce_bytes)
         )
 
     def total(self, values: FloatArray) -> float:
@@ -145,7 +146,7 @@ class _Step:
     def sequence_ends(self) -> Iterator[Charge]:
         """Whole sequences after the last layer, and their gradients before the first: on the pipeline's two ends, whichever group they belong to."""
         edges = float(self.plan.sequence_parallel) * self.sizes["edges"]
-        size = edges @ self.sizes["boundary_bytes"]
+        size = float(edges @ self.sizes["boundary_bytes"])
         ends = {"activations forward": (self.split.num_stages - 1) % self.plan.pp_degree, "activations backward": 0}
         for purpose, rank in ends.items():
             times = self.plan.num_microbatches * float(rank == self.stage)
@@ -261,8 +262,8 @@ class _Step:
         """Gradients of embeddings that the first and the last stage share."""
         plan, ends = self.plan, (0, self.plan.pp_degree - 1)
         if plan.pp_degree > 1 and self.stage in ends:
-            size = self.runtime.ties_stages * volumes.tied_bytes(self.workload, np.array(float(plan.tp_degree)))
-            yield _charge("all-reduce", "pp", 2, count=float(size > 0), size=float(size), purpose="gradients of shared embeddings")
+            size = self.workload.tied_params * self.runtime.tied_reduce_bytes / plan.tp_degree
+            yield _charge("all-reduce", "pp", 2, count=float(size > 0), size=size, purpose="gradients of shared embeddings")
 
     def expert_banks(self) -> Iterator[Charge]:
         """Experts are equal on fewer ranks than the rest."""

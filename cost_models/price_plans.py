@@ -124,18 +124,18 @@ def _columns(packed: Packed, plan: IntArray) -> _Columns:
     i, j, n = packed.workload, packed.cluster, packed.plans.runtime
     bytes_of = [[x.optimizer.state_bytes_per_param, x.master_bytes, x.param_bytes, x.grad_bytes] for x in w]
     update = optimizer.optimizer_bytes_per_param(*np.array(bytes_of).T).tolist()
-    own = per([volumes.gradient_bytes(x) for x in w], i)
+    own, products = per([volumes.gradient_bytes(x) for x in w], i), per([volumes.gather_bytes(x) for x in w], i)
     return _Columns(
-        hidden_size=per([x.hidden_size for x in w], i), gather_bytes=per([volumes.gather_bytes(x) for x in w], i),
+        hidden_size=per([x.hidden_size for x in w], i), gather_bytes=products,
         param_bytes=per([x.param_bytes for x in w], i), grad_bytes=per([x.grad_bytes for x in w], i),
         state_bytes=per([x.optimizer.state_bytes_per_param + x.master_bytes for x in w], i), update_bytes=per(update, i),
         optimizer_kernels=per([x.optimizer.num_kernels for x in w], i), input_bytes=per([x.input_bytes for x in w], i),
         dp_overlap=per([x.dp_overlap for x in r], n), zero_overlap=per([x.zero_overlap for x in r], n),
-        reduce_bytes=volumes.reduced_bytes(per([x.gradient_reduce_bytes for x in r], n), own),
-        fsdp_reduce_bytes=volumes.reduced_bytes(per([x.fsdp_reduce_bytes for x in r], n), own),
+        reduce_bytes=volumes.reduced_bytes(per([x.gradient_reduce_bytes for x in r], n), own, products),
+        fsdp_reduce_bytes=volumes.reduced_bytes(per([x.fsdp_reduce_bytes for x in r], n), own, products),
         fsdp_gathers=per([x.fsdp_gathers for x in r], n), regathers_root=per([x.regathers_root for x in r], n),
         zero2_gathers=per([x.zero2_gathers for x in r], n), zero1_broadcasts=per([x.zero1_broadcasts for x in r], n), every_micro_batch=per([x.reduces_every_micro_batch for x in r], n),
-        tied_bytes=per([float(volumes.tied_bytes(x, np.array(1.0))) for x in w], i) * per([x.ties_stages for x in r], n),
+        tied_bytes=per([x.tied_params for x in w], i) * per([x.tied_reduce_bytes for x in r], n),
         accumulate_bytes=per([x.accumulate_bytes_per_param for x in r], n), memory_bytes_per_s=per([x.device.memory_bytes_per_s for x in c], j),
         host_bytes_per_s=per([x.host_bytes_per_s for x in c], j), gpus_per_node=per([float(x.gpus_per_node) for x in c], j),
     )  # fmt: skip

@@ -47,7 +47,9 @@ class Runtime:
     zero2_gathers: float = 0.0  # stage 2 is FSDP without resharding: gathers in each forward pass, not after the optimizer step
     zero1_broadcasts: float = 0.0  # stage 1 all-reduces gradients, then broadcasts each parameter (ZeroRedundancyOptimizer)
     pads_rows: float = 0.0  # sharded parameters are cut along their first dimension into equal, padded parts (FSDP2)
-    ties_stages: float = 0.0  # first and last pipeline stage all-reduce the gradients of embeddings they share
+    tied_reduce_bytes: float = (
+        0.0  # per element as first and last pipeline stage all-reduce gradients of embeddings they share; 0: not priced
+    )
     early_stop: float = 0.0  # full recomputation ends before a layer's last sum over tensor ranks (torch's non-reentrant checkpoint)
     accumulate_bytes_per_param: float = 0.0  # traffic per micro-batch of adding into an fp32 gradient buffer
     memory_traffic_share: float = 1.0  # of the eager traffic of memory-bound operators left by fused or compiled kernels

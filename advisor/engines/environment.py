@@ -26,6 +26,7 @@ def _environment() -> jinja2.Environment:
         autoescape=False,  # noqa: S701  Python, JSON, shell and Markdown, no HTML
     )
     made.filters["py"] = repr_like_ruff
+    made.filters["in_docstring"] = in_docstring
     made.filters["yaml_scalar"] = yaml_scalar
     made.filters["tojson"] = lambda value: json.dumps(value, indent=2)
     return made
@@ -39,6 +40,11 @@ def repr_like_ruff(value: object) -> str:
         inner = ", ".join(repr_like_ruff(v) for v in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
     return repr(value)
+
+
+def in_docstring(text: str) -> str:
+    """Text that stands between triple double quotes, such as a file's name: it reads there as it is."""
+    return text.replace("\\", "\\\\").replace('"""', r"\"\"\"")
 
 
 def yaml_scalar(value: object) -> str:

@@ -198,7 +198,7 @@ def check_profile(profile: StepProfile) -> None:
         ValueError: what is wrong, in a few words.
     """
     for f in dataclasses.fields(ProfileMeta):
-        _check_meta(f.name, getattr(profile.meta, f.name), str(f.type))
+        check_value(f.name, getattr(profile.meta, f.name), str(f.type))
     for name, columns in _NUMBERS.items():
         table = getattr(profile, name)
         for column in columns:
@@ -227,10 +227,15 @@ def _is_shape(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(n, int) and n >= 0 for n in value)
 
 
-def _check_meta(name: str, value: object, kind: str) -> None:
+def check_value(name: str, value: object, kind: str) -> None:
+    """Hold a value read from a file against the annotation of its field; numbers are finite and not negative.
+
+    Raises:
+        ValueError: name and value of what doesn't fit.
+    """
     if value is None and "None" in kind:
         return
-    wanted = {"int": int, "floa": (int, float), "str": str, "bool": bool, "list": list, "dict": dict}
+    wanted = {"int": int, "floa": (int, float), "str": str, "bool": bool, "list": list, "dict": dict, "Mapping": dict}
     types = next((t for prefix, t in wanted.items() if kind.startswith(prefix)), object)
     if not isinstance(value, types) or (isinstance(value, bool) and not kind.startswith("bool")):  # type: ignore[arg-type]
         raise ValueError(f"{name} is {value!r}")

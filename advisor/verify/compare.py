@@ -163,7 +163,7 @@ def check_sharding(ranks: Sequence[Record], reference: Record, plan: Plan) -> Ch
     params = [h["num_local"] / max(whole["num_params"], 1) for h in held]
     problems = _sharding_problems(plan, states if whole["num_states"] else [], params)
     figures = {"states_share": states, "parameters_share": params, "placements": held[0]["placements"], "meshes": held[0]["meshes"]}
-    share = f"{min(states):.0%}" if min(states) == max(states) else f"{min(states):.0%} to {max(states):.0%}"
+    share = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(states), max(states))))
     text = f"a rank's optimizer holds {share} of the states" if whole["num_states"] else "the optimizer has no states"
     if held[0]["placements"]:
         text += f"; {', '.join(held[0]['placements'])} on a mesh of {', '.join(held[0]['meshes'])}"

@@ -84,7 +84,7 @@ def _piece(batch: Any, index: int, size: int, total: int) -> Any:
     if isinstance(batch, Mapping):
         return {key: _piece(value, index, size, total) for key, value in batch.items()}
     if isinstance(batch, list | tuple):
-        return [_piece(value, index, size, total) for value in batch]
+        return getattr(batch, "_make", type(batch))(_piece(value, index, size, total) for value in batch)
     return batch
 
 
@@ -94,7 +94,7 @@ def _to(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Mapping):
         return {key: _to(value, device) for key, value in batch.items()}
     if isinstance(batch, list | tuple):
-        return [_to(value, device) for value in batch]
+        return getattr(batch, "_make", type(batch))(_to(value, device) for value in batch)
     return batch
 
 

@@ -109,14 +109,15 @@ def gradient_bytes(workload: Workload) -> float:
     return max(workload.grad_bytes, workload.master_bytes)
 
 
-def tied_bytes(workload: Workload, tp_degree: FloatArray) -> FloatArray:
-    """Gradients, on one device, of embeddings that first and last pipeline stage share: all-reduced as they are kept."""
-    return workload.tied_params * workload.grad_bytes / tp_degree
+def reduced_bytes(trait: FloatArray, own: FloatArray, products: FloatArray) -> FloatArray:
+    """Per gradient element reduced: the runtime's for 16-bit training, or the gradients' own where it has none.
 
-
-def reduced_bytes(trait: FloatArray, own: FloatArray) -> FloatArray:
-    """Per gradient element reduced: the runtime's, or the gradients' own where it has none."""
-    return np.where(trait > 0, trait, own)
+    Args:
+        trait: the runtime's; 0: none.
+        own: as the gradients are kept.
+        products: of the products' dtype: training in fp32 reduces in fp32.
+    """
+    return np.where(trait > 0, np.maximum(trait, products), own)
 
 
 def leaves_root_whole(workload: Workload, runtime: Runtime | None, ranks: IntArray | FloatArray) -> BoolArray:

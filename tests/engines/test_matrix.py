@@ -19,7 +19,8 @@ MUTATIONS = (
              "gradient norms"),
     Mutation("gradients not averaged", Cell("ddp", "bert", "DDP"), "train.py", "contextlib.nullcontext() if last else model.no_sync()",
              "model.no_sync()", "gradient norms"),
-    Mutation("states on all ranks", Cell("ddp", "bert", "ZeRO-1"), "train.py", "optimizer = ZeroRedundancyOptimizer(", "_ = ZeroRedundancyOptimizer(", "sharding"),
+    Mutation("states on all ranks", Cell("ddp", "bert", "ZeRO-1"), "train.py", "optimizer_class=type(optimizer))",
+             "optimizer_class=type(optimizer), process_group=dist.new_subgroups(1)[0])", "sharding"),
     Mutation("embedding and head not sharded", Cell("fsdp2", "bert", "FSDP"), "parallelize.py", "    shard(model)", "    _ = model", "sharding"),
     Mutation("another stage", Cell("deepspeed", "bert", "ZeRO-1"), "ds_config.json", '"stage": 1', '"stage": 0', "sharding"),
 )  # fmt: skip

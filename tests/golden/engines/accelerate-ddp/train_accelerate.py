@@ -42,7 +42,7 @@ def share(batch, index: int, device: torch.device):
     if isinstance(batch, Mapping):
         return {key: share(value, index, device) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return [share(value, index, device) for value in batch]
+        return getattr(batch, "_make", type(batch))(share(value, index, device) for value in batch)  # named tuples stay such
     return batch
 
 
