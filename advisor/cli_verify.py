@@ -47,9 +47,7 @@ def verify(  # noqa: PLR0917 - click passes them by name
         raise AdvisorError(
             f"--steps must be at least {_LEAST_STEPS}, not {steps}: one to warm up, one to count collectives in, two to time."
         )
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop_once)
-    with _progress() as progress:
+    with _stopping_once(), _progress() as progress:
         request = Request(engine=engine or "", num_processes=nproc, num_steps=steps, args=script_args, progress=progress)
         verdicts = verify_advice(Path(advice_dir), request, plan)
     if as_json:
@@ -60,12 +58,22 @@ def verify(  # noqa: PLR0917 - click passes them by name
         sys.exit(1)
 
 
-def _stop_once(number: int, frame: FrameType | None) -> None:
-    """Interrupt what is being done; a second signal would leave its processes and files behind."""
-    del number, frame
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)
-    raise KeyboardInterrupt
+@contextlib.contextmanager
+def _stopping_once() -> Iterator[None]:
+    """Ctrl-C and SIGTERM interrupt what is being done, the first time: a second signal would leave its processes and files behind."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        for each in signals:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {each: signal.signal(each, stop) for each in signals}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 @contextlib.contextmanager
