@@ -264,7 +264,8 @@ def unit_sizes(
         root_whole: 1 where what lies outside the layers is not divided.
     """
     tp_here, joins = tensor_degree(g, tp, root_whole), (g["is_unit"] == 0) & (np.asarray(whole_outside) > 0)
-    split = g["num_tp_params"] - g["num_expert_params"]
+    split, experts = g["num_tp_params"] - g["num_expert_params"], g["num_expert_params"] / (tp * ep)
+    is_bank = np.asarray(ep) > 1  # without expert parallelism experts are reduced and gathered with everything else
     return {
         "collectives": np.where(tp_here > 1, g["num_tp_collectives"], 0.0),
         "whole_tensors": np.where((tp_here > 1) & ~joins, g["whole_tensors"], 0.0),
@@ -272,7 +273,8 @@ def unit_sizes(
         "edges": np.where(joins & (tp > 1), g["num_tp_collectives"], 0.0), "in_sequence": np.where(joins, 0.0, 1.0),
         "logits_bytes": np.where(joins & (tp_here > 1), g["logits_bytes"], 0.0) * samples, "boundary_bytes": g["boundary_bytes"] * samples,
         "all_to_all_bytes": g["all_to_all_bytes"] * samples, "context_bytes": g["context_bytes"] * samples / tp,
-        "dense_params": np.maximum(split, 0.0) / tp_here + (g["num_params"] - np.maximum(g["num_tp_params"], g["num_expert_params"])),
-        "expert_params": g["num_expert_params"] / (tp * ep), "num_layers": g["num_layers"], "can_recompute": g["can_recompute"], "is_unit": g["is_unit"],
+        "dense_params": np.maximum(split, 0.0) / tp_here + (g["num_params"] - np.maximum(g["num_tp_params"], g["num_expert_params"]))
+        + np.where(is_bank, 0.0, experts),
+        "expert_params": np.where(is_bank, experts, 0.0), "num_layers": g["num_layers"], "can_recompute": g["can_recompute"], "is_unit": g["is_unit"],
         "trainable_share": g["num_trainable_params"] / np.maximum(g["num_params"], 1.0),
     }  # fmt: skip

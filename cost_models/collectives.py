@@ -247,7 +247,8 @@ class _Step:
             )
         elif plan.zero_stage and not self.sharded:
             times = plan.num_microbatches if plan.zero_stage == 2 and runtime.reduces_every_micro_batch else 1
-            yield _charge("reduce-scatter", "dp_shard", shard, count=times * calls, size=times * reduced, purpose="gradients")
+            kind = "all-reduce" if runtime.zero_all_reduces else "reduce-scatter"
+            yield _charge(kind, "dp_shard", shard, count=times * calls, size=times * reduced, purpose="gradients")
             yield _charge(
                 "all-gather", "dp_shard", shard, count=calls, size=grads * volumes.gather_bytes(self.workload), purpose="parameters"
             )
@@ -262,7 +263,12 @@ class _Step:
         """Gradients of embeddings that the first and the last stage share."""
         plan, ends = self.plan, (0, self.plan.pp_degree - 1)
         if plan.pp_degree > 1 and self.stage in ends:
-            size = self.workload.tied_params * self.runtime.tied_reduce_bytes / plan.tp_degree
+            runtime, ranks = self.runtime, (np.array(float(plan.tp_degree)), np.array(float(self.shard_ranks)))
+            whole = volumes.tied_bytes(
+                np.array(self.workload.tied_params), np.array(volumes.gradient_bytes(self.workload)),
+                tied=np.array(runtime.tied_reduce_bytes), reduced=np.array(runtime.gradient_reduce_bytes),
+            )  # fmt: skip
+            size = float(whole / volumes.num_tied_parts(*ranks, is_whole=np.array(runtime.equal_tables), is_sharded=np.array(self.sharded)))
             yield _charge("all-reduce", "pp", 2, count=float(size > 0), size=size, purpose="gradients of shared embeddings")
 
     def expert_banks(self) -> Iterator[Charge]:
@@ -288,7 +294,9 @@ class _Step:
         return self.total(np.array([sum(p.trainable for p in g.param_shapes) for g in self.workload.groups], dtype=np.float64))
 
     def num_reductions(self, first_bucket_bytes: float | None) -> float:
-        """Buckets, or sharding units where the runtime reduces unit by unit."""
+        """Buckets, or sharding units or single tensors where the runtime reduces those."""
+        if self.runtime.pipeline_reduces_tensors and self.plan.pp_degree > 1 and not self.plan.zero_stage:
+            return self.num_trainable_tensors
         if not self.runtime.bucket_bytes:
             return self.held()[2]
         ready = [

@@ -107,7 +107,9 @@ class _Columns:
     regathers_root: FloatArray
     zero2_gathers: FloatArray
     zero1_broadcasts: FloatArray
-    tied_bytes: FloatArray  # gradients of embeddings that a runtime's first and last stage share, before tensor parallelism
+    zero_all_reduces: FloatArray
+    tied_bytes: FloatArray  # gradients of embeddings that a runtime's first and last stage share, before they are divided
+    leaves_tied_whole: FloatArray  # 1 where tensor parallelism does
     every_micro_batch: FloatArray
     accumulate_bytes: FloatArray
     memory_bytes_per_s: FloatArray
@@ -134,8 +136,13 @@ def _columns(packed: Packed, plan: IntArray) -> _Columns:
         reduce_bytes=volumes.reduced_bytes(per([x.gradient_reduce_bytes for x in r], n), own, products),
         fsdp_reduce_bytes=volumes.reduced_bytes(per([x.fsdp_reduce_bytes for x in r], n), own, products),
         fsdp_gathers=per([x.fsdp_gathers for x in r], n), regathers_root=per([x.regathers_root for x in r], n),
-        zero2_gathers=per([x.zero2_gathers for x in r], n), zero1_broadcasts=per([x.zero1_broadcasts for x in r], n), every_micro_batch=per([x.reduces_every_micro_batch for x in r], n),
-        tied_bytes=per([x.tied_params for x in w], i) * per([x.tied_reduce_bytes for x in r], n),
+        zero2_gathers=per([x.zero2_gathers for x in r], n), zero1_broadcasts=per([x.zero1_broadcasts for x in r], n),
+        zero_all_reduces=per([x.zero_all_reduces for x in r], n), every_micro_batch=per([x.reduces_every_micro_batch for x in r], n),
+        tied_bytes=volumes.tied_bytes(
+            per([x.tied_params for x in w], i), own, tied=per([x.tied_reduce_bytes for x in r], n),
+            reduced=per([x.gradient_reduce_bytes for x in r], n),
+        ),
+        leaves_tied_whole=per([x.equal_tables for x in r], n),
         accumulate_bytes=per([x.accumulate_bytes_per_param for x in r], n), memory_bytes_per_s=per([x.device.memory_bytes_per_s for x in c], j),
         host_bytes_per_s=per([x.host_bytes_per_s for x in c], j), gpus_per_node=per([float(x.gpus_per_node) for x in c], j),
     )  # fmt: skip
@@ -219,7 +226,8 @@ def _ties_s(p: _Part, machine: communication.Machine) -> FloatArray:
     stage_ranks = (p.plans.dp_replicate_degree * p.plans.dp_shard_degree * p.plans.cp_degree * p.plans.tp_degree).astype(np.float64)
     ends = communication.ends_ring(machine, p.k, stage_ranks, p.plans.pp_degree.astype(np.float64))
     both_ways = 2 * p.k["all_reduce_discount"]
-    return np.where(p.x.tied_bytes > 0, both_ways * ends.seconds(p.x.tied_bytes / p.plans.tp_degree), 0.0)
+    parts = volumes.num_tied_parts(p.plans.tp_degree, p.shard_ranks, is_whole=p.x.leaves_tied_whole, is_sharded=_gathers_layers(p))
+    return np.where(p.x.tied_bytes > 0, both_ways * ends.seconds(p.x.tied_bytes / parts), 0.0)
 
 
 def _gathers_layers(p: _Part) -> BoolArray:
@@ -292,7 +300,8 @@ def _reduction_s(p: _Part, busy_s: FloatArray) -> Seconds:
     both_ways = 2 * p.k["all_reduce_discount"]
     slower = 1.0 / p.k["reduction_rate_share"]
     shard_latency_s, shard_s_per_byte = rings.shard.latency_s[ring], slower * rings.shard.s_per_byte[ring]
-    scatter = shard_latency_s + grads * p.x.reduce_bytes * shard_s_per_byte
+    passes = np.where(p.x.zero_all_reduces > 0, both_ways, 1.0)
+    scatter = passes * (shard_latency_s + grads * p.x.reduce_bytes * shard_s_per_byte)
     gather = shard_latency_s + grads * p.x.gather_bytes * shard_s_per_byte
     shard_bytes = np.where(by_layer, shards * p.x.fsdp_reduce_bytes, grads / p.shard_ranks * p.x.reduce_bytes)
     replicas = both_ways * (rings.replicate.latency_s[ring] + shard_bytes * slower * rings.replicate.s_per_byte[ring])

@@ -41,11 +41,13 @@ class Runtime:
     reduces_every_micro_batch: float = 0.0  # ZeRO-2 reduces gradients after each micro-batch
     gradient_reduce_bytes: float = 4.0  # per element in the gradient reduction; 0: as the gradients are kept
     bucket_bytes: float = 0.0  # gradients all-reduced together; 0: those of a sharding unit
+    pipeline_reduces_tensors: float = 0.0  # pipelines all-reduce gradients between replicas tensor by tensor
     fsdp_reduce_bytes: float = 4.0  # per element in FSDP's reduce-scatter; 0: as the gradients are kept
     fsdp_gathers: float = 2.0  # parameter gathers per micro-batch (1: kept between forward and backward)
     regathers_root: float = 0.0  # what lies outside the layers is gathered as often as they are (FSDP: once)
     zero2_gathers: float = 0.0  # stage 2 is FSDP without resharding: gathers in each forward pass, not after the optimizer step
     zero1_broadcasts: float = 0.0  # stage 1 all-reduces gradients, then broadcasts each parameter (ZeroRedundancyOptimizer)
+    zero_all_reduces: float = 0.0  # stages 1 and 2 all-reduce gradients and keep their part of them (DeepSpeed)
     pads_rows: float = 0.0  # sharded parameters are cut along their first dimension into equal, padded parts (FSDP2)
     tied_reduce_bytes: float = (
         0.0  # per element as first and last pipeline stage all-reduce gradients of embeddings they share; 0: not priced

@@ -178,16 +178,26 @@ def _copy_work(profile: StepProfile, workload: Workload, cluster: Cluster) -> li
 
 
 def _host_gap_s(work: Work, workload: Workload, device: Device, calibration: Calibration) -> float:
-    """Seconds the device waits for the host to launch kernels: (d^4 + h^4)^(1/4) - d, with h from the kernels launched."""
+    """Seconds the device waits for the host to launch kernels: (d^4 + h^4)^(1/4) - d, with h from the kernels launched.
+
+    Kernels of the backward pass take the host longer, as in the cost model (`backward_launch_share`).
+    """
     if is_cpu(device):
         return 0.0
     per_kernel_s = workload.measured_host_s_per_kernel or calibration.value("host_s_per_kernel", family=device.family)
-    device_s, host_s = float(work.seconds.sum()), float(work.num_kernels.sum()) * per_kernel_s
+    more = calibration.value("backward_launch_share", family=device.family) - 1.0
+    launches = float(work.num_kernels.sum()) + more * sum(_backward_kernels(group.ops) * group.num_repeats for group in workload.groups)
+    device_s, host_s = float(work.seconds.sum()), launches * per_kernel_s
     longest_s = max(device_s, host_s)
     if not longest_s:
         return 0.0
     blend: float = ((device_s / longest_s) ** _OVERLAP_EXPONENT + (host_s / longest_s) ** _OVERLAP_EXPONENT) ** (1 / _OVERLAP_EXPONENT)
     return max(longest_s * blend - device_s, 0.0)
+
+
+def _backward_kernels(ops: OpTable) -> float:
+    counted = (ops.phase == PHASES.index("backward")) & ~np.isin(ops.op_class, _LINK_CLASSES)
+    return float(ops.num_kernels[counted].sum())
 
 
 def _class_index(classes: pd.Series[str]) -> IntArray:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from advisor.engines.types import EngineInput
+from cost_models.terms.volumes import MIN_UNIT_PARAMS
 from cost_models.types import Plan
 
 ABOUT_PARALLELIZE = "`parallelize(model)` for your own loop: short, PyTorch only, made to be read"
@@ -34,12 +35,12 @@ def half_dtype(inp: EngineInput) -> str:
 
 
 #: Without repeated layers: about this many sharding units, none smaller than a million parameters (small gathers are all latency).
-_NUM_UNITS, _MIN_UNIT_PARAMS = 16, 1_000_000
+_NUM_UNITS = 16
 
 
 def unit_params(num_params: int) -> int:
     """Parameters from which on a module is sharded by itself, in a model without repeated layers."""
-    return max(_MIN_UNIT_PARAMS, num_params // _NUM_UNITS)
+    return max(MIN_UNIT_PARAMS, num_params // _NUM_UNITS)
 
 
 def arithmetic(plan: Plan) -> str:

@@ -79,7 +79,7 @@ def _context(inp: EngineInput, file_name: str, script_path: str) -> dict[str, An
         "losses_per_step": "WORLD_SIZE * NUM_MICROBATCHES",
         "zero_stage": plan.zero_stage, "uses_grad_scaler": meta.uses_grad_scaler, "clips": meta.clips_gradients, "cast_inputs": "",
         "shards_parameters": plan.zero_stage == 3 and plan.dp_shard_degree > 1, "host_collectives": plan.offload,
-        "reduces_late": plan.dp_replicate_degree > 1 and plan.dp_shard_degree > 1 and plan.num_microbatches > 1,
+        "reduces_late": plan.num_microbatches > 1 and plan.dp_replicate_degree > 1 and (plan.dp_shard_degree > 1 or plan.tp_degree > 1),
         "has_dataset": "make_dataset" in facts.functions,
         "make_eval_batch": "make_eval_batch" if "make_eval_batch" in facts.functions else "make_batch",
         "build_model": build_function(inp), "scaler": inp.precision == "fp16", "arithmetic": common.arithmetic(plan),

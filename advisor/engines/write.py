@@ -137,9 +137,12 @@ def launch_line(inp: EngineInput, folder: str | PurePath = "") -> str:
 def why_no_files(inp: EngineInput) -> str:
     """One sentence on why the plan has no train file; "" where it has one."""
     if not _able(inp):
-        reasons = "; ".join(f"{s.engine}: {s.reason}" for s in engines_for(inp.plan, inp.model))
-        return f"No files, as no engine here can express this plan ({reasons})."
+        asked = [e for e in ENGINES if not inp.engines or e.NAME in inp.engines]
+        reasons = "; ".join(f"{e.TITLE}: {e.supports(inp.plan, inp.model)}" for e in asked)
+        return f"No files, as no engine {'asked for' if inp.engines else 'here'} can express this plan ({reasons})."
     if launch_line(inp):
         return ""
-    refusals = list(dict.fromkeys(_refusals(inp).values())) or ["the engines that can express the plan don't run the script itself"]
-    return f"No train file, because {'; and '.join(refusals)}."
+    reason = next(
+        iter(_refusals(inp).values()), "the engines that can express the plan don't run the script itself"
+    )  # the first engine would be used
+    return f"No train file, because {reason}."

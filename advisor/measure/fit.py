@@ -45,7 +45,7 @@ BY_FAMILY: Mapping[str, float] = {"gemm_rate_share": 0.15, "attention_rate_share
 DEVICE_FACTORS: Mapping[str, Mapping[str, float]] = {
     "ampere": {"gemm_rate_share": 1.08}, "blackwell": {"gemm_rate_share": 0.95}, "cdna3": {"gemm_rate_share": 0.7},
     "t4": {"gemm_rate_share": 0.4, "attention_rate_share": 0.4, "batched_rate_share": 0.4},
-    **dict.fromkeys(("rtx-3090", "rtx-4090", "rtx-5090"), {"gemm_rate_share": 1.25, "convolution_rate_share": 1.25}),
+    "rtx-3090": {"gemm_rate_share": 1.25}, "rtx-4090": {"gemm_rate_share": 1.25}, "rtx-5090": {"gemm_rate_share": 1.25},
     "h100-sxm-96gb-hbm2e": {"gemm_rate_share": 0.845, "attention_rate_share": 0.845},
 }  # fmt: skip
 _RUNS_PER_MODEL = 120.0

@@ -47,7 +47,7 @@ def check_runs(ranks: Sequence[Record], num_steps: int, *, ends: bool = True) ->
     first = next((i for i in broken if "another rank" not in (ranks[i].get("reason") or "")), None)
     if broken:
         rank = ranks[first if first is not None else broken[0]]
-        return Check(name="runs", status=FAILED, detail=f"rank {first if first is not None else broken[0]} {_why(rank)}")
+        return Check(name="runs", status=FAILED, detail=f"rank {first if first is not None else broken[0]} {why_ended(rank)}")
     short = [len(rank["steps"]) for rank in ranks if len(rank["steps"]) < num_steps + 1]
     if short:
         return Check(
@@ -56,7 +56,8 @@ def check_runs(ranks: Sequence[Record], num_steps: int, *, ends: bool = True) ->
     return Check(name="runs", status=PASSED, detail=f"{len(ranks)} processes, {num_steps + 1} steps")
 
 
-def _why(rank: Record) -> str:
+def why_ended(rank: Record) -> str:
+    """What ended a rank, and the last line that it printed."""
     lines = [line.strip() for line in str(rank.get("output", "")).splitlines() if line.strip()]
     said = f": {lines[-1][:300]}" if lines else ""
     reason = rank.get("reason") or f"ended with status {rank['code']}"

@@ -25,6 +25,7 @@ REFERENCE = "one process alone"
 _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "rmsprop": "RMSprop", "adagrad": "Adagrad"}
 #: Steps before and after the one at which a rank is killed.
 _STEPS_AFTER_KILL = 2
+_TOO_SHORT = "the script takes 1 optimizer step, and at least 2 can be compared: give it arguments for more after --, such as -- --steps 8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,14 +135,24 @@ def _resumed(engine: Engine) -> str:
 def engine_checks(engine: Engine, run: Run, records: Mapping[str, Sequence[compare.Record]], predicted: Prediction | None) -> list[Check]:
     """All checks of an engine's run."""
     ranks, reference, inp = records[engine.NAME], records[REFERENCE][0], run.inp
+    wanted, run = run.num_steps, dataclasses.replace(run, num_steps=steps_compared(run.num_steps, reference))
+    if not run.num_steps:
+        return [Check(name="runs", status=NOT_HERE, detail=_TOO_SHORT)]
     ran = compare.check_runs(ranks, run.num_steps, ends=inp.form == "functions")
     if ran.status != PASSED:
         return [ran]
+    if run.num_steps < wanted:
+        ran = dataclasses.replace(ran, detail=f"{len(ranks)} processes; the script takes {run.num_steps + 1} steps")
     plan = priced_plan(engine, inp.plan)
     return [
         ran, *numbers(run, ranks, reference), compare.check_world(ranks, plan, run.backend), compare.check_sharding(ranks, reference, plan),
         charges.check_collectives(ranks, run.facts.workload, plan, engine=engine.NAME), *_measured(ranks, predicted), *_resume(engine, run, records, reference),
     ]  # fmt: skip
+
+
+def steps_compared(wanted: int, reference: compare.Record) -> int:
+    """All that are wanted, or all but one of those that a shorter script takes: parameters are looked at before the last."""
+    return min(wanted, max(len(reference["steps"]) - 1, 0))
 
 
 def priced_plan(engine: Engine, plan: Plan) -> Plan:
@@ -188,10 +199,11 @@ def _measured(ranks: Sequence[compare.Record], predicted: Prediction | None) -> 
     if predicted is None:
         why = "this machine could not be measured, so nothing is predicted"
         return [Check(name=name, status=NOT_HERE, detail=why) for name in ("step time", "peak memory")]
-    time_s = min(times) if times else 0.0
+    time_s = min(times, default=0.0)
+    timed = Check(name="step time", status=MEASURED, figures={"measured_s": time_s, "predicted_s": predicted.step_time_s},
+                  detail=f"{time_s * 1e3:.3g} ms, predicted {predicted.step_time_s * 1e3:.3g} ms: {_ratio(time_s, predicted.step_time_s)}")  # fmt: skip
     return [
-        Check(name="step time", status=MEASURED, figures={"measured_s": time_s, "predicted_s": predicted.step_time_s},
-              detail=f"{time_s * 1e3:.3g} ms, predicted {predicted.step_time_s * 1e3:.3g} ms: {_ratio(time_s, predicted.step_time_s)}"),
+        timed if times else Check(name="step time", status=NOT_HERE, detail="the script takes too few steps to time one"),
         Check(name="peak memory", status=MEASURED, figures={"measured_bytes": peak, "predicted_bytes": predicted.memory_bytes},
               detail=f"{peak / 2**20:.3g} MiB, predicted {predicted.memory_bytes / 2**20:.3g} MiB: {_ratio(peak, predicted.memory_bytes)}"),
     ]  # fmt: skip

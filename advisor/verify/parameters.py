@@ -24,13 +24,23 @@ def louder(gradient: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
     return size if before is None else torch.maximum(before, size)
 
 
-def save(file: Path, values: Iterable[tuple[str, torch.Tensor]], loudest: Mapping[str, torch.Tensor]) -> None:
-    """Write parameters, and which elements can't be compared."""
+def save(file: Path, values: Iterable[tuple[str, torch.Tensor]], loudest: Mapping[str, torch.Tensor], *, num_steps: int = 0) -> None:
+    """Write parameters as `num_steps` left them, and which elements can't be compared."""
     total = sum(float(size.double().square().sum()) for size in loudest.values())
     count = sum(size.numel() for size in loudest.values())
     limit = _NOISE_SHARE * (total / max(count, 1)) ** 0.5
     noise = {_NOISE + name: ((size > 0) & (size < limit)).cpu().numpy() for name, size in loudest.items()}
     np.savez(file, **{name: _array(value) for name, value in values}, **{name: mask for name, mask in noise.items() if mask.any()})
+    _count_file(file).write_text(str(num_steps), encoding="ascii")
+
+
+def steps_before(file: Path) -> int:
+    """How many steps the saved parameters have behind them; 0 where none were saved."""
+    return int(_count_file(file).read_text(encoding="ascii")) if _count_file(file).is_file() else 0
+
+
+def _count_file(file: Path) -> Path:
+    return file.with_suffix(".steps")
 
 
 def differences(file: Path, values: Iterable[tuple[str, torch.Tensor]]) -> dict[str, dict[str, float] | None]:

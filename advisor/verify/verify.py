@@ -18,9 +18,19 @@ from advisor.engines.types import Engine
 from advisor.errors import AdvisorError, ScriptError
 from advisor.measure.local_gpus import local_gpus
 from advisor.report.output import add_file
-from advisor.verify import starts
+from advisor.verify import compare, starts
 from advisor.verify.cells import run_cells
-from advisor.verify.engine_run import REFERENCE, Run, comparable, engine_cells, engine_checks, priced_plan, reference_cell, write_files
+from advisor.verify.engine_run import (
+    REFERENCE,
+    Run,
+    comparable,
+    engine_cells,
+    engine_checks,
+    priced_plan,
+    reference_cell,
+    steps_compared,
+    write_files,
+)
 from advisor.verify.facts import Facts, look
 from advisor.verify.memory import why_too_large
 from advisor.verify.predict import Prediction, measured_here, predict
@@ -129,7 +139,7 @@ class _Verified:
 
     def __init__(self, folder: Path, advised: EngineInput, request: Request, num_processes: int, on_gpu: bool) -> None:
         self.folder, self.advised, self.request = folder, advised, request
-        self.num_processes, self.on_gpu = num_processes, on_gpu
+        self.num_processes, self.on_gpu, self.num_steps = num_processes, on_gpu, request.num_steps
 
     def refused(self, engines: Sequence[Engine], why: str, shrunk: Shrunk | None = None) -> PlanVerdict:
         """No engine can be run, for one reason."""
@@ -140,7 +150,7 @@ class _Verified:
         return PlanVerdict(
             folder=str(self.folder), label=self.advised.plan.label(), shrunk_label=shrunk.plan.label() if shrunk else "",
             num_processes=shrunk.plan.world_size if shrunk else 0, backend="nccl" if self.on_gpu else "gloo",
-            num_steps=self.request.num_steps, changes=shrunk.changes if shrunk else (), engines=tuple(engines),
+            num_steps=self.num_steps, changes=shrunk.changes if shrunk else (), engines=tuple(engines),
         )  # fmt: skip
 
     def run(self, engines: Sequence[Engine], scratch: Path) -> PlanVerdict:
@@ -195,6 +205,7 @@ class _Verified:
                 cells, run.folder, num_processes=run.inp.plan.world_size, on_gpu=self.on_gpu,
                 imports=starts.heavy_imports([e.NAME for e in able]), progress=lambda name: self.request.progress(f"running {name}"),
             )  # fmt: skip
+            self.num_steps = steps_compared(run.num_steps, records[REFERENCE][0]) or run.num_steps
         predictions = self._predictions(able, run)
         verdicts = []
         for engine in engines:
@@ -206,9 +217,10 @@ class _Verified:
 
     def _checks(self, engine: Engine, run: Run, records: dict[str, list[dict[str, object]]], predicted: Prediction | None) -> list[Check]:
         alone = records[REFERENCE][0]
-        if alone["code"] or not alone["steps"]:
-            why = str(alone.get("output", "")).strip().splitlines()
-            return [Check(name="runs", status=NOT_HERE, detail=f"one process alone fails: {why[-1] if why else alone.get('reason')}")]
+        if alone["code"]:
+            return [Check(name="runs", status=NOT_HERE, detail=f"one process alone fails: {compare.why_ended(alone)}")]
+        if not alone["steps"]:
+            return [Check(name="runs", status=NOT_HERE, detail="one process alone takes no optimizer step")]
         return engine_checks(engine, run, records, predicted)
 
     def _written(self, engine: Engine, run: Run) -> list[Check]:

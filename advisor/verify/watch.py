@@ -40,11 +40,13 @@ class Watch:
 
     Args:
         cell: `script`, `entry`, `removed_blocks`, `num_steps`, `reference` (file of the parameters to compare with; written where `alone`
-            is set), `stop` (end the script after the last step), `kill` (`rank` and `step`).
+            is set), `stop` (end the script after the last step), `kill` (`rank` and `step`). A script that ends by itself before
+            `num_steps` is compared after the last step but one that it takes alone.
     """
 
     def __init__(self, cell: Mapping[str, Any]) -> None:
         self.cell = cell
+        self._num_steps: int = cell["num_steps"]
         self.steps: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
         self._roots: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
@@ -156,7 +158,7 @@ class Watch:
             return  # a step without a forward pass only makes the states, before a checkpoint is read
         if self._ran:
             self._begin(time.perf_counter())
-        if len(self.steps) <= self.cell["num_steps"]:
+        if len(self.steps) <= self._num_steps:
             quietly(lambda: self._note_gradients(optimizer))
         self._optimizers[id(optimizer)] = optimizer
         self._since_s = time.perf_counter()
@@ -167,13 +169,19 @@ class Watch:
             self.steps[-1]["seconds"] = now_s - self._since_s  # up to here from the step before, without what the hooks took
         if not self._modules:
             self._find_model()
+        if index == 0 and self._may_be_short and not self.cell.get("alone"):
+            self._num_steps = min(self._num_steps, parameters.steps_before(Path(self.cell["reference"])))
         self._kill(index)
         self._count(index)
         self.steps.append({"losses": self._losses, "squares": {}, "shards": {}, "counted": index == _COUNTED_FROM})
         self._losses, self._ran = [], False
-        if index == self.cell["num_steps"]:
+        if index == self._num_steps or (index and self._may_be_short and self.cell.get("alone")):
             self.summary["peak_bytes"] = _peak_bytes() - self._base_bytes
             quietly(self._finish)
+
+    @property
+    def _may_be_short(self) -> bool:
+        return bool(self.cell["form"] == "script")
 
     def _find_model(self) -> None:
         """In scripts nobody says which the model is: the roots among the modules that are alive."""
@@ -219,7 +227,7 @@ class Watch:
     def _finish(self) -> None:
         """After the last compared step: parameters against the reference, and who holds what."""
         if self.cell.get("alone"):
-            parameters.save(Path(self.cell["reference"]), self._whole(), self._loudest)
+            parameters.save(Path(self.cell["reference"]), self._whole(), self._loudest, num_steps=len(self.steps) - 1)
         elif Path(self.cell["reference"]).is_file():
             self.summary["differences"] = parameters.differences(Path(self.cell["reference"]), self._whole())
 
@@ -227,12 +235,12 @@ class Watch:
         return tensors.whole_parameters(self._named, self._trained, list(self._roots))
 
     def _after_step(self, *_: Any) -> None:
-        if len(self.steps) == self.cell["num_steps"] + 1:
+        if len(self.steps) == self._num_steps + 1 or (self._may_be_short and self.cell.get("alone")):
             self.summary["holdings"] = tensors.holdings(list(self._optimizers.values()))
             self.summary["world_size"] = dist.get_world_size() if dist.is_initialized() else 1
             self.summary["backend"] = dist.get_backend() if dist.is_initialized() else ""
         self._since_s = time.perf_counter()
-        if self.cell.get("stop") and len(self.steps) > self.cell["num_steps"]:
+        if self.cell.get("stop") and len(self.steps) > self._num_steps:
             raise Finished
 
     def record(self) -> dict[str, Any]:

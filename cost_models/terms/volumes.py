@@ -24,6 +24,8 @@ BoolArray = npt.NDArray[np.bool_]
 #: Experts are equal on fewer ranks than the rest: their gradients go one way in 4 bytes, weights come back in 2.
 EXPERT_SCATTER_BYTES, EXPERT_GATHER_BYTES = 4.0, 2.0
 EXPERT_BYTES = EXPERT_SCATTER_BYTES + EXPERT_GATHER_BYTES
+#: A model without repeated layers is sharded by modules of at least so many parameters (small gathers are all latency).
+MIN_UNIT_PARAMS = 1_000_000
 #: Passes of keys and values round a ring of context ranks: forward, backward, and their gradient.
 CONTEXT_PASSES = 3.0
 #: All-to-alls of a layer of experts in one pass: tokens to their experts and back.
@@ -70,7 +72,7 @@ class ShardingUnits:
     """What a rank gathers and scatters module by module."""
 
     num_units: FloatArray  # the root among them
-    root_params: FloatArray  # outside the layers; 0 where there are no repeated layers and modules are cut by size
+    root_params: FloatArray  # outside the layers; 0 without repeated layers, unless all modules are smaller than MIN_UNIT_PARAMS
 
 
 def sharding_units(num_layers: FloatArray, num_sharded: FloatArray, root_params: FloatArray) -> ShardingUnits:
@@ -81,9 +83,10 @@ def sharding_units(num_layers: FloatArray, num_sharded: FloatArray, root_params:
         num_sharded: those that are sharded one by one.
         root_params: parameters of the others.
     """
-    has_units = num_sharded > 0
+    has_units, all_root = num_sharded > 0, (root_params > 0) & (root_params < MIN_UNIT_PARAMS)
     return ShardingUnits(
-        num_units=np.where(has_units, num_sharded + (root_params > 0), num_layers), root_params=np.where(has_units, root_params, 0.0)
+        num_units=np.where(has_units, num_sharded + (root_params > 0), np.where(all_root, 1.0, num_layers)),
+        root_params=np.where(has_units | all_root, root_params, 0.0),
     )
 
 
@@ -118,6 +121,25 @@ def reduced_bytes(trait: FloatArray, own: FloatArray, products: FloatArray) -> F
         products: of the products' dtype: training in fp32 reduces in fp32.
     """
     return np.where(trait > 0, np.maximum(trait, products), own)
+
+
+def tied_bytes(params: FloatArray, own: FloatArray, *, tied: FloatArray, reduced: FloatArray) -> FloatArray:
+    """Gradients of embeddings that the pipeline's two ends share, as these all-reduce them, before they are divided.
+
+    Args:
+        params: that the ends share.
+        own: bytes per gradient element as the gradients are kept.
+        tied: the runtime's bytes per element; 0: not priced.
+        reduced: its bytes per element of other gradients; 0: their own, and those of shared embeddings as well.
+    """
+    return np.where(tied > 0, params * np.where(reduced > 0, tied, own), 0.0)
+
+
+def num_tied_parts(
+    tp_degree: IntArray | FloatArray, shard_ranks: FloatArray, *, is_whole: FloatArray, is_sharded: FloatArray | BoolArray
+) -> FloatArray:
+    """Ranks of an end that each reduce another part: tensor ranks unless the runtime leaves shared embeddings whole, and ranks of sharded gradients."""
+    return np.asarray(np.where(is_whole > 0, 1.0, tp_degree) * np.where(is_sharded, shard_ranks, 1.0))
 
 
 def leaves_root_whole(workload: Workload, runtime: Runtime | None, ranks: IntArray | FloatArray) -> BoolArray:

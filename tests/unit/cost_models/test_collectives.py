@@ -110,6 +110,22 @@ def test_recomputation_repeats_the_sums_that_it_reaches(llama8b, runtime, recomp
     assert find(charges, "all-reduce", "activations recomputed")[0] == sums
 
 
+def test_recomputing_products_gathers_their_inputs_and_keeps_the_sums(llama8b):
+    plan = Plan(tp_degree=8, sequence_parallel=True, recompute="selective", runtime="torchtitan")
+    again = [c for c in charged(llama8b, plan) if c.purpose == "activations recomputed"]
+    assert [(c.kind, c.count) for c in again] == [("all-gather", 2 * 32)]
+
+
+def test_shared_embeddings_are_reduced_between_the_end_stages(small_gpt, a100):
+    plan = Plan(pp_degree=4, tp_degree=2, num_microbatches=8, schedule="1f1b", runtime="megatron-core")
+    first, middle, last = (find(charged(small_gpt, plan, stage=s), "all-reduce", "gradients of shared") for s in (0, 1, 3))
+    assert first == last == (1, small_gpt.tied_params / 2 * 4)
+    assert middle == (0, 0)
+    cluster, constants = bare(a100)
+    seconds = float(estimate(small_gpt, cluster, PlanTable.from_plans([plan]), constants).breakdown_s["dp_communication"][0])
+    assert seconds == pytest.approx(first[1] / RATE)  # two passes of half of it
+
+
 def test_a_middle_stage_sends_both_ways_and_an_end_one(llama8b):
     plan = Plan(pp_degree=4, num_microbatches=8, schedule="1f1b", runtime="torch-tp")
     sends = [find(charged(llama8b, plan, stage=s), "send") for s in range(4)]
@@ -204,6 +220,7 @@ PLANS = {
     "fsdp": fsdp(64), "fsdp of odd rows": fsdp(512), "zero-2": fsdp(stage=2, num_microbatches=4), "hsdp": fsdp(dp_replicate_degree=4, num_microbatches=3),
     "tensor": tensor(num_microbatches=2), "sequence": tensor(sequence_parallel=True, recompute="full"), "selective": tensor(recompute="selective"),
     "tensor x fsdp": tensor(4, dp_shard_degree=16, zero_stage=3, sequence_parallel=True), "tensor x replicas": tensor(4, dp_replicate_degree=4),
+    "torchtitan": Plan(tp_degree=4, dp_shard_degree=4, zero_stage=3, sequence_parallel=True, recompute="selective", runtime="torchtitan"),
     "megatron": Plan(tp_degree=4, dp_shard_degree=4, zero_stage=1, sequence_parallel=True, recompute="full", runtime="megatron-core"),
     "ddp": ddp(num_microbatches=2), "ddp zero-1": Plan(dp_shard_degree=8, zero_stage=1, runtime="torch-ddp"),
     "deepspeed zero-2": Plan(dp_shard_degree=8, zero_stage=2, num_microbatches=3, runtime="deepspeed-zero"),

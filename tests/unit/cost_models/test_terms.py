@@ -22,6 +22,13 @@ def ring(ranks, stride, constants, **changes):
     return communication.ring(machine(**changes), constants, np.array([float(ranks)]), np.array([float(stride)]))
 
 
+@pytest.mark.parametrize(("line_bytes_per_s", "low", "high"), [(1.25e9, 0.75e9, 1.25e9), (4e9, 2e9, 3e9), (12.5e9, 4e9, 6e9)])
+def test_tcp_carries_slow_ethernet_nearly_in_full_and_fast_ethernet_in_part(constants, line_bytes_per_s, low, high):
+    """10, 32 and 100 Gb/s: what NVIDIA/nccl issues 209 and 450 report."""
+    two_nodes = ring(16, 1, constants, inter_bytes_per_s=line_bytes_per_s, over_ethernet=1.0)
+    assert low < (15 / 16) / two_nodes.s_per_byte[0] < high
+
+
 def test_a_group_of_one_costs_nothing(constants):
     alone = ring(1, 1, constants)
     assert alone.seconds(np.array([1e9]))[0] == 0
