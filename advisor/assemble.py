@@ -226,11 +226,15 @@ class _PlanFiles:
         return case.model if plan.pp_degree == 1 else {**case.model, "stages": stage_modules(case.step, case.workload, plan)}
 
     def _inputs(self) -> dict[int, Any]:
-        """Engine inputs by rank: the best plans that some engine has files for."""
+        """Engine inputs by rank: the best plans that some engine, of those wanted, has files for."""
         from advisor.engines import engines_for
 
         candidates = enumerate(self.result.candidates, start=1)
-        able = [rank for rank, c in candidates if any(e.supported for e in engines_for(c.plan, self.case.model))]
+        able = [
+            rank
+            for rank, c in candidates
+            if any(e.supported for e in engines_for(c.plan, self._model(c.plan), wanted=self.case.options.engine))
+        ]
         return {rank: self._input(rank) for rank in able[: self.case.options.plans]}
 
     def why_no_launch(self) -> str:

@@ -47,7 +47,7 @@ _THIRD = {
     "PipelineStage": "torch.distributed.pipelining:PipelineStage",
     **{name: f"torch.distributed.pipelining:{name}" for name in ("ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B")},
     **{name: f"torch.utils._pytree:{name}" for name in ("tree_flatten", "tree_unflatten")},
-    "dcp": "torch.distributed.checkpoint as dcp", "DefaultLoadPlanner": "torch.distributed.checkpoint:DefaultLoadPlanner",
+    "dcp": "torch.distributed.checkpoint as dcp", "CheckpointException": "torch.distributed.checkpoint.api:CheckpointException", "DefaultLoadPlanner": "torch.distributed.checkpoint:DefaultLoadPlanner",
     **{name: f"torch.distributed.checkpoint.state_dict:{name}" for name in ("StateDictOptions", "get_state_dict", "set_state_dict")},
 }  # fmt: skip
 _LOCAL = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -34,9 +34,9 @@ ENGINES: tuple[Engine, ...] = (
 )  # fmt: skip
 
 
-def engines_for(plan: Plan, model: Mapping[str, Any]) -> list[Support]:
-    """Which engines can express the plan, and why the others can't."""
-    reasons = [(engine.TITLE, engine.supports(plan, model)) for engine in ENGINES]
+def engines_for(plan: Plan, model: Mapping[str, Any], *, wanted: Sequence[str] = ()) -> list[Support]:
+    """Which engines can express the plan, and why the others can't; only of those wanted, where some are named."""
+    reasons = [(engine.TITLE, engine.supports(plan, model)) for engine in ENGINES if engine.NAME in wanted or not wanted]
     return [Support(engine=title, supported=not reason, reason=reason) for title, reason in reasons]
 
 
@@ -137,12 +137,10 @@ def launch_line(inp: EngineInput, folder: str | PurePath = "") -> str:
 def why_no_files(inp: EngineInput) -> str:
     """One sentence on why the plan has no train file; "" where it has one."""
     if not _able(inp):
-        asked = [e for e in ENGINES if not inp.engines or e.NAME in inp.engines]
-        reasons = "; ".join(f"{e.TITLE}: {e.supports(inp.plan, inp.model)}" for e in asked)
+        reasons = "; ".join(f"{s.engine}: {s.reason}" for s in engines_for(inp.plan, inp.model, wanted=inp.engines))
         return f"No files, as no engine {'asked for' if inp.engines else 'here'} can express this plan ({reasons})."
     if launch_line(inp):
         return ""
-    reason = next(
-        iter(_refusals(inp).values()), "the engines that can express the plan don't run the script itself"
-    )  # the first engine would be used
+    # the first engine's reason, as it would be used
+    reason = next(iter(_refusals(inp).values()), "the engines that can express the plan don't run the script itself")
     return f"No train file, because {reason}."

@@ -19,7 +19,7 @@ def print_verdicts(verdicts: Sequence[PlanVerdict], console: Console) -> None:
         console.print(f"\n[bold]{escape(verdict.folder)}[/bold]: {escape(verdict.label)}")
         if verdict.shrunk_label:
             console.print(
-                f"run as {escape(verdict.shrunk_label)} on {verdict.num_processes} processes over {verdict.backend}, {verdict.num_steps} steps"
+                f"run as {escape(verdict.shrunk_label)} on {verdict.num_processes} processes over {verdict.backend}, {verdict.num_steps} step{'s' * (verdict.num_steps != 1)}"
                 + (f" ({escape('; '.join(verdict.changes))})" if verdict.changes else "")
             )
         console.print(_table(verdict))

@@ -205,7 +205,8 @@ class _Verified:
                 cells, run.folder, num_processes=run.inp.plan.world_size, on_gpu=self.on_gpu,
                 imports=starts.heavy_imports([e.NAME for e in able]), progress=lambda name: self.request.progress(f"running {name}"),
             )  # fmt: skip
-            self.num_steps = steps_compared(run.num_steps, records[REFERENCE][0]) or run.num_steps
+            alone = records[REFERENCE][0]
+            self.num_steps = (0 if alone["code"] else steps_compared(run.num_steps, alone)) or run.num_steps
         predictions = self._predictions(able, run)
         verdicts = []
         for engine in engines:

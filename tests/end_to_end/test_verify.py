@@ -104,6 +104,28 @@ def test_an_unmodified_script_with_arguments_of_its_own(small_gpt2_folder: Path,
     assert not any("layers" in change for change in verdict["changes"])
 
 
+def scripts_checks(advise, out: Path, *arguments: object) -> tuple[int, dict[str, dict]]:
+    code, shown, _ = advise("verify", out, "--json", "--", *SMALL, *arguments)
+    return code, checks(json.loads(shown)["plans"][0])
+
+
+def test_a_script_that_takes_few_steps_or_none(small_gpt2_folder: Path, tmp_path: Path, advise, unmeasured) -> None:
+    out = tmp_path / "advice"
+    assert advise("plan", small_gpt2_folder, "--gpu", "h100", "--gpus-per-node", 8, "--engine", "ddp", "--plans", 1, "--out", out)[0] == 0
+    code, found = scripts_checks(advise, out, "--steps", 3)
+    assert code == 0
+    assert found["runs"]["detail"] == "2 processes; the script takes 3 steps"
+    names = ("losses", "gradient norms", "final parameters", "sharding", "collectives")
+    assert {name: found[name]["status"] for name in names} == dict.fromkeys(names, "passed")
+    code, found = scripts_checks(advise, out, "--steps", 1)
+    assert (code, set(found)) == (0, {"files", "runs"})
+    assert found["runs"]["status"] == "not runnable here"
+    assert found["runs"]["detail"].endswith("such as -- --steps 8")
+    code, found = scripts_checks(advise, out, "--heads", 3)
+    assert (code, found["runs"]["status"]) == (0, "not runnable here")
+    assert "RuntimeError: shape" in found["runs"]["detail"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -143,7 +165,8 @@ def processes_of(folder: Path) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_an_interrupt_leaves_no_process_and_no_folder(advice: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_process_and_no_folder(number: int, advice: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     environment = os.environ | {"TMPDIR": str(scratch), "CUDA_VISIBLE_DEVICES": ""}
@@ -153,7 +176,7 @@ def test_an_interrupt_leaves_no_process_and_no_folder(advice: Path, tmp_path: Pa
         if "running ddp" in line:
             break
     assert len(processes_of(scratch)) > 2
-    child.send_signal(signal.SIGINT)
+    child.send_signal(number)
     assert child.wait(timeout=60) == 130
     deadline = time.monotonic() + 30
     while processes_of(scratch) and time.monotonic() < deadline:

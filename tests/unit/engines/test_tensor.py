@@ -181,6 +181,13 @@ def test_precision_needs_no_data_ranks() -> None:
     assert "fully_shard" not in files(CASES["tensor-fused"])["parallelize.py"]
 
 
+@pytest.mark.parametrize(("micro_batches", "late"), [(2, True), (1, False)])
+def test_replicas_are_reduced_once_a_step(micro_batches: int, late: bool) -> None:
+    plan = Plan(tp_degree=2, dp_replicate_degree=2, num_microbatches=micro_batches, runtime="torch-tp")
+    text = engine.files(llama(plan, form="script"), "script.py").get("train.py", "")
+    assert ("set_requires_all_reduce(at_boundary())" in text) == late
+
+
 def test_tied_weights_stay_tied() -> None:
     assert "# tied still" in files(CASES["tensor-fused"])["parallelize.py"]
     assert "# tied still" not in files(CASES["tensor-vocabulary"])["parallelize.py"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
-from advisor.verify import compare
+from advisor.verify import compare, parameters
 from advisor.verify.charges import check_collectives, priced, seen
+from advisor.verify.engine_run import steps_compared
 from advisor.verify.verdicts import FAILED, MEASURED, NOT_HERE, PASSED
 from cost_models.types import Plan
 
@@ -84,6 +87,20 @@ def test_the_rank_that_broke_first_is_named_with_its_last_words() -> None:
     broken, ended = rank(code=1, output="Traceback\nValueError: no\n"), rank(code=-9, reason="ended because another rank failed")
     check = compare.check_runs([ended, broken], 2)
     assert (check.status, check.detail) == (FAILED, "rank 1 ended with status 1: ValueError: no")
+
+
+@pytest.mark.parametrize(("taken", "compared"), [(0, 0), (1, 0), (2, 1), (3, 2), (5, 4), (9, 4)])
+def test_a_short_script_is_compared_as_far_as_it_goes(taken: int, compared: int) -> None:
+    assert steps_compared(4, {"steps": [{}] * taken}) == compared
+
+
+def test_saved_parameters_know_their_step(tmp_path: Path) -> None:
+    file = tmp_path / "reference.npz"
+    assert parameters.steps_before(file) == 0
+    for num_steps in (1, 2):
+        parameters.save(file, [("w", torch.full((2,), float(num_steps)))], {}, num_steps=num_steps)
+    assert parameters.steps_before(file) == 2
+    assert parameters.differences(file, [("w", torch.full((2,), 2.0))])["w"]["difference_norm"] == 0
 
 
 def test_too_few_steps_are_a_failure_of_our_own_loop_only() -> None:
@@ -176,6 +193,22 @@ class TestCollectives:
             other = [{**row, "bytes": factor * row["bytes"]} for row in rows]
             assert check_collectives([{"collectives": other}], workload, plan, engine="fsdp2").status == FAILED
             assert check_collectives([{"collectives": other}], workload, plan, engine="deepspeed").status == MEASURED
+
+    def test_buffers_of_two_dtypes_are_sent_apart(self, workload) -> None:
+        plan = Plan(dp_replicate_degree=2, runtime="torch-ddp")
+        rows = self.counted(dataclasses.replace(workload, buffer_bytes=4096), plan)
+        sent = [row for row in rows if row["kind"] == "broadcast"]
+        assert [(row["count"], row["bytes"]) for row in sent] == [(1, 4096)]
+        for parts, status in ((2, PASSED), (3, FAILED)):
+            apart = [row for row in rows if row not in sent] + [{**sent[0], "count": parts, "bytes": 4096 / parts}]
+            check = check_collectives([{"collectives": apart}], dataclasses.replace(workload, buffer_bytes=4096), plan, engine="ddp")
+            assert check.status == status, check.detail
+
+    def test_what_is_not_judged_says_why(self, workload) -> None:
+        plan = Plan(dp_shard_degree=2, zero_stage=2, runtime="deepspeed-zero")
+        check = check_collectives([{"collectives": []}], workload, plan, engine="deepspeed")
+        assert check.status == MEASURED
+        assert check.detail.endswith("not judged: this engine chooses its collectives by backend and size")
 
     def test_what_is_made_beside_it_is_said(self, workload) -> None:
         plan = Plan(dp_replicate_degree=2, runtime="torch-ddp")

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from train_helpers import RandomStates, mark_newest, newest_checkpoint, random_states, set_random_states
@@ -37,9 +38,12 @@ class Checkpoints:
             return 0, data
         whole, partial = self.states(0, data)
         path = Path(self.folder) / name
-        dcp.load(whole, checkpoint_id=path, process_group=self.group)
-        # weights that had no gradient yet have no states, and ranks that weren't there no random numbers
-        dcp.load(partial, checkpoint_id=path, process_group=self.group, planner=DefaultLoadPlanner(allow_partial_load=True))
+        try:
+            dcp.load(whole, checkpoint_id=path, process_group=self.group)
+            # weights that had no gradient yet have no states, and ranks that weren't there no random numbers
+            dcp.load(partial, checkpoint_id=path, process_group=self.group, planner=DefaultLoadPlanner(allow_partial_load=True))
+        except (OSError, EOFError, RuntimeError, CheckpointException) as error:
+            raise SystemExit(f"{path} can't be read ({error!r}); name an older checkpoint in {self.folder}/latest") from error
         set_state_dict(self.model, self.optimizer, model_state_dict=whole["model"], optim_state_dict=partial["optimizer"], options=OPTIONS)
         own = f"rank_{dist.get_rank()}"
         if any(key.startswith(f"{own}.") for key in dcp.FileSystemReader(path).read_metadata().state_dict_metadata):

@@ -38,7 +38,27 @@ def parse_options(description: str) -> argparse.Namespace:
     add("--checkpoint", default="", metavar="DIR", help="folder seen by all nodes; a run goes on from the newest checkpoint there")
     add("--checkpoint-every", type=int, default=1000, help="steps between checkpoints; the last step has one too")
     add("--metrics", default="", metavar="FILE", help="append one JSON line a step to this file")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if "RANK" not in os.environ:
+        parser.error("start this file by torchrun, as launch.sh does")
+    if min(options.steps, options.eval_batches, options.checkpoint_every) < 1:
+        parser.error("--steps, --eval-batches and --checkpoint-every start at 1")
+    if min(options.warmup_steps, options.clip_norm, options.eval_every) < 0:
+        parser.error("--warmup-steps, --clip-norm and --eval-every are 0 or more")
+    if os.environ["RANK"] == "0":  # better now than after the first steps
+        try:
+            make_targets(options.checkpoint, options.metrics)
+        except OSError as error:
+            parser.error(str(error))
+    return options
+
+
+def make_targets(folder: str, file: str) -> None:
+    """The checkpoints' folder and the metrics file, where they are wanted."""
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    if file:
+        Path(file).open("a").close()
 
 
 def seed_everything(seed: int) -> None:
