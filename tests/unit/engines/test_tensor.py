@@ -184,7 +184,7 @@ def test_precision_needs_no_data_ranks() -> None:
 @pytest.mark.parametrize(("micro_batches", "late"), [(2, True), (1, False)])
 def test_replicas_are_reduced_once_a_step(micro_batches: int, late: bool) -> None:
     plan = Plan(tp_degree=2, dp_replicate_degree=2, num_microbatches=micro_batches, runtime="torch-tp")
-    text = engine.files(llama(plan, form="script"), "script.py").get("train.py", "")
+    text = engine.files(llama(plan), "examples/llama3_8b.py")["train.py"]
     assert ("set_requires_all_reduce(at_boundary())" in text) == late
 
 
