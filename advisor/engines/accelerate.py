@@ -24,7 +24,7 @@ CONFIG_FILE, FSDP1_FILE = "accelerate.yaml", "fsdp1.yaml"
 ABOUT: Mapping[str, str] = {
     CONFIG_FILE: "the plan for `accelerate launch --config_file`",
     FSDP1_FILE: "the same through FSDP1",
-    TRAIN_FILE: "the training as a loop with `Accelerator`",
+    TRAIN_FILE: "the training as a loop with `Accelerator`; needs GPUs (on a CPU DDP alone runs, by `ACCELERATE_USE_CPU=true torchrun`)",
 }
 #: Classes of transformers that its Megatron-LM plugin can build.
 _MEGATRON_MODELS = ("GPT2LMHeadModel", "LlamaForCausalLM", "MegatronBertForPreTraining", "MegatronBertForSequenceClassification",

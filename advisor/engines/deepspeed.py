@@ -21,7 +21,7 @@ CONFIG_FILE, HOST_FILE = "ds_config.json", "hostfile"
 ABOUT: Mapping[str, str] = {
     CONFIG_FILE: "the plan for DeepSpeed",
     TRAIN_FILE: "the same training through DeepSpeed",
-    HOST_FILE: "for DeepSpeed's own launcher, in place of torchrun: put your nodes' names in, then `deepspeed --hostfile hostfile train_deepspeed.py`",
+    HOST_FILE: "for DeepSpeed's own launcher, in place of torchrun: put your nodes' names in, then, in this folder, `deepspeed --hostfile hostfile train_deepspeed.py`",
 }
 
 

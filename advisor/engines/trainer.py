@@ -19,7 +19,7 @@ TRAIN_FILE = "train_trainer.py"
 ARGUMENTS_FILE = "training_arguments.json"
 ABOUT: Mapping[str, str] = {
     ARGUMENTS_FILE: 'the plan for `TrainingArguments(output_dir=..., **json.load(open("training_arguments.json")))`',
-    TRAIN_FILE: "the training through `Trainer`",
+    TRAIN_FILE: "the training through `Trainer`; needs GPUs where it shards",
 }
 #: Names of transformers' classes that compute a loss.
 _PRETRAINED = re.compile(r"\w+(For[A-Z]\w+|LMHeadModel|DoubleHeadsModel)")

@@ -154,15 +154,22 @@ def check_world(ranks: Sequence[Record], plan: Plan, backend: str) -> Check:
     )
 
 
-def check_sharding(ranks: Sequence[Record], reference: Record, plan: Plan) -> Check:
-    """Who holds which share of parameters and optimizer states."""
+def check_sharding(ranks: Sequence[Record], reference: Record, plan: Plan, *, tied_share: float = 0.0) -> Check:
+    """Who holds which share of parameters and optimizer states.
+
+    Args:
+        ranks: what each rank recorded.
+        reference: what the single process recorded.
+        plan: as it was run.
+        tied_share: share of the parameters that a pipeline's first and last stage each hold a copy of.
+    """
     held = [rank["holdings"] for rank in ranks if "holdings" in rank]
     whole = reference["holdings"]
     if len(held) < len(ranks):
         return Check(name="sharding", status=NOT_HERE, detail="the run ended before it could be seen")
     states = [h["num_states"] / max(whole["num_states"], 1) for h in held]
     params = [h["num_local"] / max(whole["num_params"], 1) for h in held]
-    problems = _sharding_problems(plan, states if whole["num_states"] else [], params)
+    problems = _sharding_problems(plan, states if whole["num_states"] else [], params, tied_share if plan.pp_degree > 1 else 0.0)
     figures = {"states_share": states, "parameters_share": params, "placements": held[0]["placements"], "meshes": held[0]["meshes"]}
     share = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(states), max(states))))
     text = f"a rank's optimizer holds {share} of the states" if whole["num_states"] else "the optimizer has no states"
@@ -175,9 +182,9 @@ def check_sharding(ranks: Sequence[Record], reference: Record, plan: Plan) -> Ch
 _PADDED, _DEALT = 0.1, 0.35
 
 
-def _sharding_problems(plan: Plan, states: Sequence[float], params: Sequence[float]) -> list[str]:
+def _sharding_problems(plan: Plan, states: Sequence[float], params: Sequence[float], copied_share: float) -> list[str]:
     sharded = plan.dp_shard_degree if plan.zero_stage else 1
-    problems = _state_problems(plan, states, sharded) if states else []
+    problems = _state_problems(plan, states, sharded, copied_share) if states else []
     if plan.tp_degree > 1 and max(params) > 0.99:
         problems.append("no parameter is split over the tensor ranks")
     if plan.pp_degree > 1 and max(params) > 0.99:
@@ -187,11 +194,11 @@ def _sharding_problems(plan: Plan, states: Sequence[float], params: Sequence[flo
     return problems
 
 
-def _state_problems(plan: Plan, states: Sequence[float], sharded: int) -> list[str]:
+def _state_problems(plan: Plan, states: Sequence[float], sharded: int, copied_share: float) -> list[str]:
     copies = plan.dp_replicate_degree if plan.zero_stage else plan.dp_degree
     most = copies * plan.tp_degree  # what tensor ranks don't split they hold whole
     problems = []
-    if not copies * (1 - 0.01) <= sum(states) <= most * (1 + _PADDED):
+    if not copies * (1 - 0.01) <= sum(states) <= most * (1 + _PADDED + copied_share):
         problems.append(f"all ranks together hold {sum(states):.2f} times the states, where {_times(copies, most)} are right")
     if plan.zero_stage == 0 and plan.tp_degree * plan.pp_degree == 1 and min(states) < 0.99:
         problems.append(f"a rank holds {min(states):.0%} of the states, and the plan shards nothing")

@@ -145,7 +145,8 @@ def engine_checks(engine: Engine, run: Run, records: Mapping[str, Sequence[compa
         ran = dataclasses.replace(ran, detail=f"{len(ranks)} processes; the script takes {run.num_steps + 1} steps")
     plan = priced_plan(engine, inp.plan)
     return [
-        ran, *numbers(run, ranks, reference), compare.check_world(ranks, plan, run.backend), compare.check_sharding(ranks, reference, plan),
+        ran, *numbers(run, ranks, reference), compare.check_world(ranks, plan, run.backend),
+        compare.check_sharding(ranks, reference, plan, tied_share=tied_share(run.facts)),
         charges.check_collectives(ranks, run.facts.workload, plan, engine=engine.NAME), *_measured(ranks, predicted), *_resume(engine, run, records, reference),
     ]  # fmt: skip
 
@@ -249,3 +250,8 @@ def comparable(inp: EngineInput) -> str:
     if normalizes_batches(inp) and inp.plan.dp_degree > 1:
         return "batch normalization sees a micro-batch on each rank and the whole batch in the script alone"
     return ""
+
+
+def tied_share(facts: Facts) -> float:
+    """Share of the parameters that a pipeline's two ends each hold a copy of."""
+    return facts.workload.tied_params / max(facts.workload.num_params, 1.0)

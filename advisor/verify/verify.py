@@ -70,7 +70,9 @@ def verify_advice(folder: Path, request: Request, plan: int | None = None) -> li
         AdvisorError: no advice, no such plan, an engine that can't express it, or processes can't be run at all.
     """
     verdicts = []
-    for plan_folder in _plan_folders(folder, plan):
+    folders = _plan_folders(folder, plan)
+    having = [one for one in folders if _has_files(one, request.engine)]
+    for plan_folder in having or folders[:1]:  # where no plan has the engine, the first says why
         verdict = verify_plan(plan_folder, request)
         add_file(folder, f"{plan_folder.name}/{RESULT_FILE}", json.dumps(verdict.to_json(), indent=1) + "\n")
         verdicts.append(verdict)
@@ -87,6 +89,20 @@ def _plan_folders(folder: Path, plan: int | None) -> list[Path]:
         have = ", ".join(map(str, sorted(numbered)))
         raise AdvisorError(f"{folder} has no files for plan {plan}; it has them for {have}.", hint="`advise --plans K` writes more.")
     return [numbered[k] for k in sorted(numbered) if plan in (None, k)]
+
+
+def _has_files(folder: Path, engine: str) -> bool:
+    """Whether a plan has files for the engine asked for; a plan that can't be read says so when it is run."""
+    try:
+        advised = read_plan(folder.resolve())
+    except (OSError, ValueError):
+        return True
+    return not engine or any(engine == e.NAME for e in _able(advised))
+
+
+def _able(inp: EngineInput) -> list[Engine]:
+    """Engines that the plan's folder has files for."""
+    return [e for e in ENGINES if (not inp.engines or e.NAME in inp.engines) and not e.supports(inp.plan, inp.model)]
 
 
 def verify_plan(folder: Path, request: Request) -> PlanVerdict:
@@ -114,7 +130,7 @@ def verify_plan(folder: Path, request: Request) -> PlanVerdict:
 
 def _engines(inp: EngineInput, name: str) -> list[Engine]:
     """Those that the plan's folder has files for, or the one asked for."""
-    able = [e for e in ENGINES if (not inp.engines or e.NAME in inp.engines) and not e.supports(inp.plan, inp.model)]
+    able = _able(inp)
     if not name:
         return able
     if all(name != e.NAME for e in able):

@@ -24,7 +24,7 @@ from advisor.engines.types import Engine
 from advisor.profiling import StepProfile
 from advisor.verify import compare, starts
 from advisor.verify.cells import run_cells
-from advisor.verify.engine_run import Run, numbers, priced_plan, reference_cell, run_cell
+from advisor.verify.engine_run import Run, numbers, priced_plan, reference_cell, run_cell, tied_share
 from advisor.verify.facts import Facts, facts_of
 from advisor.verify.verdicts import FAILED, PASSED, Check
 from cost_models.types import Plan
@@ -217,7 +217,7 @@ def _checks(run_: Run, ranks: list[dict], reference: list[dict]) -> list[Check]:
         ran,
         *numbers(run_, ranks, reference[0]),
         compare.check_world(ranks, plan, "gloo"),
-        compare.check_sharding(ranks, reference[0], plan),
+        compare.check_sharding(ranks, reference[0], plan, tied_share=tied_share(run_.facts)),
     ]
 
 

@@ -163,6 +163,13 @@ def test_sharding_is_what_the_plan_says(plan: Plan, ranks: list[tuple[int, int]]
     assert compare.check_sharding([holding(*one) for one in ranks], alone(), plan).status == status
 
 
+@pytest.mark.parametrize(("tied_share", "status"), [(0.3, PASSED), (0.0, FAILED)])
+def test_tied_weights_may_lie_on_both_ends_of_a_pipeline(tied_share: float, status: str) -> None:
+    ranks = [holding(14, 7), holding(12, 6)]
+    assert compare.check_sharding(ranks, alone(), Plan(pp_degree=2), tied_share=tied_share).status == status
+    assert compare.check_sharding([holding(20, 10)] * 2, alone(), Plan(pp_degree=2), tied_share=tied_share).status == FAILED
+
+
 class TestCollectives:
     def counted(self, workload, plan) -> list[dict]:
         return [

@@ -85,7 +85,7 @@ def main() -> None:
     accelerator = Accelerator(gradient_accumulation_steps=NUM_MICROBATCHES, kwargs_handlers=[buckets])
     found = (accelerator.num_processes, accelerator.distributed_type.value)
     if found not in {(WORLD_SIZE, "MULTI_GPU"), (WORLD_SIZE, "MULTI_CPU")}:
-        raise SystemExit(f"this plan is for {WORLD_SIZE} processes under MULTI_GPU, not {found}")
+        raise SystemExit(f"this plan is for {WORLD_SIZE} processes under MULTI_GPU, not {found}; Accelerate shards on GPUs only")
     train(accelerator, arguments.steps, arguments.max_norm)
     accelerator.end_training()
 

@@ -84,7 +84,7 @@ def main() -> None:
     accelerator = Accelerator(gradient_accumulation_steps=NUM_MICROBATCHES)
     found = (accelerator.num_processes, accelerator.distributed_type.value)
     if found != (WORLD_SIZE, "DEEPSPEED"):  # Accelerate itself goes on, unsharded, where it can't do as it is told
-        raise SystemExit(f"this plan is for {WORLD_SIZE} processes under DEEPSPEED, not {found}")
+        raise SystemExit(f"this plan is for {WORLD_SIZE} processes under DEEPSPEED, not {found}; Accelerate shards on GPUs only")
     train(accelerator, arguments.steps, arguments.max_norm)
     accelerator.end_training()
 
