@@ -104,8 +104,9 @@ def _global_batch(step: StepProfile, options: PlanOptions, cluster: Cluster) -> 
     batch = meta.batch_size * meta.accumulation * cluster.num_gpus
     if batch < 1:
         raise AdvisorError("The step that was seen had an empty batch.", hint="Give the script data, or a --global-batch.")
-    own = f"the script's own {meta.batch_size} x {meta.accumulation} on each of {cluster.num_gpus} GPUs"
-    return batch, (f"global batch {batch}: {own}; set it with --global-batch",)
+    own = f"the script's own {meta.batch_size}" + (f", {meta.accumulation} times accumulated," if meta.accumulation > 1 else "")
+    where = f"on each of {cluster.num_gpus:,} GPUs" if cluster.num_gpus > 1 else "on the one GPU"
+    return batch, (f"global batch {batch:,}: {own} {where} (--global-batch says otherwise)",)
 
 
 def read_calibration(path: str | None) -> cost_models.Calibration:
@@ -184,7 +185,7 @@ def report(
         findings=evaluate(load_rules(), facts),
         scaling=scaling_points(sizes),
         smallest_num_gpus=smallest_sizes(sizes),
-        accuracy=accuracy_section(case.request.calibration),
+        accuracy=accuracy_section(case.request.calibration, case.options.calibration),
         assumptions=(*case.assumptions, *result.notes),
         warnings=(*case.warnings, *case.step.meta.warnings),
         operators=case.step.operators,

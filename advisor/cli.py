@@ -15,6 +15,7 @@ from advisor.cli_runs import calibrate, evaluate, predict, write_text
 from advisor.cli_verify import verify
 from advisor.errors import AdvisorError
 from advisor.options import CAPTURES, ENGINE_NAMES, OBJECTIVES, PRECISIONS
+from advisor.words import counted, make_streams_readable
 
 _INTERRUPTED = 130
 
@@ -26,6 +27,9 @@ class _Advise(click.Group):
         if args and args[0] not in {*self.commands, "--help", "-h", "--version"}:
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - as click calls it
+        return list(self.commands)  # in the order of use
 
 
 @click.group(cls=_Advise, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}, no_args_is_help=True)
@@ -62,15 +66,21 @@ _profile_options = _options(
 )
 _plan_options = _options(
     click.option("--gpu", metavar="NAME", help="GPU of the catalogue, e.g. h100-sxm-80gb; `advise gpus` lists them."),
-    click.option("--gpus-per-node", type=int, metavar="N"),
-    click.option("--nodes", type=int, metavar="M"),
+    click.option("--gpus-per-node", type=int, metavar="N", help="GPUs in a node; default: as usual with that GPU."),
+    click.option("--nodes", type=int, metavar="M", help="Number of nodes; default: 1."),
     click.option("--intra", metavar="LINK", help="Link inside a node, e.g. nvlink-4, pcie-4."),
-    click.option("--inter", metavar="LINK", help="Network between nodes, e.g. ib-ndr-8x, ethernet-100."),
+    click.option("--inter", metavar="LINK", help="Network of a node, all its adapters together, e.g. ib-ndr-8x (eight), ethernet-100g."),
     click.option("--cluster", metavar="FILE", help="TOML file of a cluster, e.g. from `advise measure`."),
     click.option("--global-batch", type=int, metavar="N", help="Samples per optimizer step; default: the script's own on each GPU."),
     click.option("--precision", type=click.Choice(PRECISIONS), help="Arithmetic of matrix products; default: the script's."),
     click.option("--optimizer", metavar="NAME", help="adamw, sgd, lion, adafactor, ...; default: the script's."),
-    click.option("--objective", type=click.Choice(OBJECTIVES), default="throughput", show_default=True),
+    click.option(
+        "--objective",
+        type=click.Choice(OBJECTIVES),
+        default="throughput",
+        show_default=True,
+        help="Fastest plan, least memory, or fewest GPUs that fit.",
+    ),
     click.option(
         "--max-memory-share", type=float, default=0.95, show_default=True, metavar="X", help="Share of GPU memory a plan may take."
     ),
@@ -85,13 +95,18 @@ _plan_options = _options(
 )
 _output_options = _options(
     click.option(
-        "--out", default="advice", show_default=True, metavar="DIR", help="Where the advice is written; an older advice there is replaced."
+        "-o",
+        "--out",
+        default="advice",
+        show_default=True,
+        metavar="DIR",
+        help="Where the advice is written; an older advice there is replaced.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print report.json instead of the terminal report."),
 )
 
 
-@cli.command(name="run", context_settings={"ignore_unknown_options": False})
+@cli.command(name="run", short_help="Profile SCRIPT, rank its plans, write files that run.")
 @click.argument("script")
 @click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
 @_profile_options
@@ -109,7 +124,7 @@ def run(script: str, script_args: tuple[str, ...], out: str, as_json: bool, **op
     _show(report, as_json)
 
 
-@cli.command()
+@cli.command(short_help="Look at one step of SCRIPT and save it.")
 @click.argument("script")
 @click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
 @_profile_options
@@ -128,11 +143,12 @@ def profile(script: str, script_args: tuple[str, ...], out: str, **options: Any)
     except OSError as error:
         raise AdvisorError(f"{out} can't be written ({error.strerror}).", hint="Choose another folder with -o.") from error
     click.echo(
-        f"{step.meta.model_class}: {step.meta.num_params:,} parameters, {len(step.operators):,} operators, {step.meta.source}; saved in {out}"
+        f"{step.meta.model_class}: {counted(step.meta.num_params, 'parameter')}, {counted(len(step.operators), 'operator')}, "
+        f"{step.meta.source}; saved in {out}"
     )
 
 
-@cli.command()
+@cli.command(short_help="Rank plans for a saved PROFILE.")
 @click.argument("profile_dir", metavar="PROFILE")
 @_plan_options
 @_output_options
@@ -147,9 +163,9 @@ def plan(profile_dir: str, out: str, as_json: bool, **options: Any) -> None:
     _show(report, as_json)
 
 
-@cli.command()
+@cli.command(short_help="Where the time went in a recorded TRACE.")
 @click.argument("trace_file", metavar="TRACE")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def trace(trace_file: str, as_json: bool) -> None:
     """Say where the time went in a TRACE (.json, .json.gz) recorded with torch.profiler; CUDA, ROCm or CPU."""
     from advisor.report.terminal import report_console
@@ -162,7 +178,7 @@ def trace(trace_file: str, as_json: bool) -> None:
         print_summary(summary, report_console())
 
 
-@cli.command()
+@cli.command(short_help="What a rule means and what holds of it.")
 @click.argument("rule", required=False)
 def explain(rule: str | None) -> None:
     """Say what a RULE means, why, and what holds of it; without RULE, list them."""
@@ -172,9 +188,9 @@ def explain(rule: str | None) -> None:
     click.echo(text(rule) if rule else "\n".join(f"{r.id:42} {r.title}" for r in load_rules()))
 
 
-@cli.command()
+@cli.command(short_help="The catalogue's GPUs and their figures.")
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, also of the list.")
 def gpus(name: str | None, as_json: bool) -> None:
     """List the catalogue's GPUs, or one with the source of each figure."""
     from cost_models import catalogue
@@ -186,7 +202,7 @@ def gpus(name: str | None, as_json: bool) -> None:
     click.echo(json.dumps(data, indent=1, default=str) if as_json or name else "\n".join(data))
 
 
-@cli.command()
+@cli.command(short_help="Measure this machine's device.")
 @click.option("-o", "--out", metavar="FILE", help="Cluster file to write; printed when left out.")
 @click.option("--full", is_flag=True, help="More sizes and larger arrays: minutes instead of seconds.")
 def measure(out: str | None, full: bool) -> None:
@@ -242,6 +258,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 def main() -> None:
     """Entry point: errors become one line and an exit code."""
+    make_streams_readable()
     try:
         cli.main(standalone_mode=False)
     except AdvisorError as error:

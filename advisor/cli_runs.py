@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from advisor.errors import AdvisorError
+from advisor.words import counted
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from advisor.measure.evaluate import Evaluation
 
 _ARCH = click.option("--arch", metavar="ARCH.csv", help="Shapes of the models named in RUNS.")
 _CALIBRATION = click.option("--calibration", metavar="FILE", help="Constants of `advise calibrate` instead of the shipped ones.")
 _ANCHOR = click.option("--anchor", is_flag=True, help="Correct n-GPU runs by the measured single-GPU run of the same model.")
 
 
-@click.command()
+@click.command(short_help="Price the rows of RUNS.csv.")
 @click.argument("runs", metavar="RUNS.csv")
-@click.option("-o", "--out", required=True, metavar="PRED.csv")
+@click.option("-o", "--out", required=True, metavar="PRED.csv", help="Table to write: the rows of RUNS.csv with the predictions.")
 @_ARCH
 @_CALIBRATION
 @_ANCHOR
@@ -36,17 +39,17 @@ def predict(runs: str, out: str, arch: str | None, calibration: str | None, anch
     table = predict_runs(runs, arch_csv=arch, calibration=read_calibration(calibration), anchor=anchor)
     write_text(Path(out), table.to_csv(index=False))
     skipped = table["skipped_reason"].fillna("").astype(str)
-    click.echo(f"{(skipped == '').sum()} of {len(table)} rows predicted, written to {out}")
+    click.echo(f"{(skipped == '').sum():,} of {len(table):,} rows predicted, written to {out}")
     for reason, count in skipped[skipped != ""].value_counts().items():
         click.echo(f"  {count} skipped: {reason}")
 
 
-@click.command()
+@click.command(short_help="Compare prices with the measured RUNS.csv.")
 @click.argument("runs", metavar="RUNS.csv")
 @_ARCH
 @_CALIBRATION
 @_ANCHOR
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def evaluate(runs: str, arch: str | None, calibration: str | None, anchor: bool, as_json: bool) -> None:
     """Compare predicted with measured step times of RUNS.csv, per source, GPU and layout, with rank quality per sweep."""
     from advisor.assemble import read_calibration
@@ -56,15 +59,27 @@ def evaluate(runs: str, arch: str | None, calibration: str | None, anchor: bool,
     if as_json:
         click.echo(json.dumps(_plain(found.to_json()), indent=1))
         return
+    _print_evaluation(found)
+
+
+def _print_evaluation(found: Evaluation) -> None:
     for name, value in found.overall.items():
-        click.echo(f"{name:34} {value:.4g}")
-    for title in ("by_source", "by_gpu", "by_layout", "sweeps"):
-        click.echo(f"\n{title}\n{_table(getattr(found, title))}")
-    if found.memory:
+        if math.isfinite(value):
+            click.echo(f"{name:34} {value:.4g}")
+    if found.overall["num_measured"]:
+        for title in ("by_source", "by_gpu", "by_layout"):
+            click.echo(f"\n{title}\n{_table(getattr(found, title))}")
+        sweeps = _table(found.sweeps) if len(found.sweeps) else "No sweep_id has four measured runs or more, so no ranking was judged."
+        click.echo(f"\nsweeps\n{sweeps}")
+    else:
+        click.echo("\nNo row has a measured step time, so only memory was compared.")
+    if found.memory["num_measured"]:
         click.echo("\npeak memory\n" + "\n".join(f"{name:34} {value:.4g}" for name, value in found.memory.items()))
+    else:
+        click.echo("\nNo row has a measured peak memory (peak_mem_gib), so only times were compared.")
 
 
-@click.command()
+@click.command(short_help="Refit the constants on your RUNS.csv.")
 @click.argument("runs", metavar="RUNS.csv")
 @click.option("-o", "--out", required=True, metavar="FILE", help="Calibration file to write.")
 @_ARCH
@@ -77,11 +92,12 @@ def calibrate(runs: str, out: str, arch: str | None, calibration: str | None) ->
 
     result = calibrate_runs(runs, arch_csv=arch, calibration=read_calibration(calibration))
     write_text(Path(out), calibration_toml(result.calibration))
-    for word, error in (("before", result.error_before), ("after, on runs left out", result.error_after)):
+    after = "after, on runs left out" if result.num_runs > 1 else "after, on the run itself"
+    for word, error in (("before", result.error_before), (after, result.error_after)):
         click.echo(f"{word:24} " + "  ".join(f"{name} {value:.1%}" for name, value in error.items()))
     if len(result.moved):
         click.echo(_table(result.moved))
-    click.echo(f"refitted on {result.num_runs} runs, written to {out}; use it with --calibration {out}")
+    click.echo(f"refitted on {counted(result.num_runs, 'run')}, written to {out}; use it with --calibration {out}")
 
 
 def write_text(path: Path, text: str) -> None:

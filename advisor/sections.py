@@ -148,8 +148,9 @@ def _point(size: Size) -> ScalingPoint:
     )  # fmt: skip
 
 
-def accuracy_section(calibration: cost_models.Calibration | None) -> Mapping[str, Any]:
-    """How wrong the prices are, on measured runs that the fit had not seen."""
+def accuracy_section(calibration: cost_models.Calibration | None, file: str | None) -> Mapping[str, Any]:
+    """How wrong the prices are, on measured runs that the fit had not seen; `file` is the user's calibration, where one was given."""
     if calibration is None:
         return {}
-    return {"calibration": calibration.name, **calibration.data, **calibration.error, **calibration.interval}
+    named = {"file": str(file)} if file else {}
+    return {"calibration": calibration.name, **named, **calibration.data, **calibration.error, **calibration.interval}

@@ -39,14 +39,15 @@ def trace_summary(path: Path) -> dict[str, Any]:
 def print_summary(summary: dict[str, Any], console: Console) -> None:
     """The summary as a table; shares are of the step, idle gaps included."""
     step_s = summary["step_time_s"]
-    console.print(
-        f"{summary['trace']} · {summary['device'] or 'unknown device'} · step {step_s * 1e3:.3g} ms" if step_s else summary["trace"]
-    )
-    table = Table("class", "share", "ms", "calls", "bound by", box=None)
+    title = f"{summary['trace']} · {summary['device'] or 'unknown device'} · step {step_s * 1e3:.3g} ms" if step_s else summary["trace"]
+    console.print(title, markup=False, highlight=False)
+    table = Table(box=None)
+    for title in ("class", "share", "ms", "calls", "bound by"):
+        table.add_column(title, justify="right" if title in ("share", "ms", "calls") else "left", overflow="fold")
     for spot in summary["hotspots"]:
         row = (spot["op_class"], f"{spot['time_share']:.1%}", f"{spot['time_s'] * 1e3:.3g}", str(spot["num_calls"]), spot["bound_by"])
         table.add_row(*row)
     console.print(table)
     console.print(f"the step is bound by: {summary['bound_by'] or 'unknown'}")
     for warning in summary["warnings"]:
-        console.print(f"! {warning}")
+        console.print(f"! {warning}", markup=False, highlight=False)

@@ -10,6 +10,7 @@ from typing import Any
 from advisor.errors import HardwareError
 from advisor.measure.cluster_file import read_cluster_file, to_toml
 from advisor.measure.local_gpus import LocalGpus, local_gpus
+from advisor.words import counted
 from cost_models import catalogue
 from cost_models.types import Cluster, Device, Link
 
@@ -72,7 +73,7 @@ def resolve_cluster(
             draft = draft.with_("given", gpus_per_node=gpus_per_node)
         elif draft.cluster.sources["gpus_per_node"] == "assumed" and (gpu is not None or file is not None):
             usual = draft.cluster.gpus_per_node
-            draft = draft.with_("assumed", f"{usual} GPU{'s' * (usual > 1)} in a node, as usual with {draft.cluster.device.name} "
+            draft = draft.with_("assumed", f"{counted(usual, 'GPU')} in a node, as usual with {draft.cluster.device.name} "
                                 "(--gpus-per-node says otherwise)", gpus_per_node=usual)  # fmt: skip
         if nodes is not None:
             draft = draft.with_("given", num_nodes=nodes)
@@ -166,12 +167,21 @@ def _with_links(draft: _Draft, intra: str | None, inter: str | None) -> _Draft:
 
 def _reading(text: str, link: Link) -> str:
     """A sentence where free text was read as something it doesn't spell out, else ""."""
-    return "" if text.strip().casefold() == link.name else f'"{text}" is read as {_shown(link).rstrip(",")}'
+    if text.strip().casefold() == link.name:
+        return ""
+    family, _, adapters = link.name.rpartition("-")
+    if adapters == "1x":
+        return f'"{text}" is read as {link.name}: one {_rate(link)} adapter per node ({family}-8x for eight)'
+    return f'"{text}" is read as {_shown(link).rstrip(",")}'
 
 
 def _shown(link: Link) -> str:
+    return f"{link.name}, {_rate(link)} each way,"
+
+
+def _rate(link: Link) -> str:
     rate = link.bytes_per_s / 1e9
-    return f"{link.name}, {rate:,.0f} GB/s each way," if rate >= 100 else f"{link.name}, {rate:.3g} GB/s each way,"
+    return f"{rate:,.0f} GB/s" if rate >= 100 else f"{rate:.3g} GB/s"
 
 
 def _check_counts(gpus_per_node: int | None, nodes: int | None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from advisor.errors import AdvisorError
 from advisor.measure.cluster import resolve_cluster, usual_cluster
+from advisor.measure.host import host_memory_bytes
 from advisor.measure.local_gpus import local_gpus
 from advisor.measure.microbench import Measurements, cpu_device, measure_device, measured_cluster
 from cost_models.types import Cluster
@@ -18,7 +19,11 @@ def is_here(gpu: str | None, file: str | None) -> bool:
 
 
 def with_measurements(cluster: Cluster, progress: Callable[[str], None] | None = None) -> tuple[Cluster, tuple[str, ...]]:
-    """A cluster of this machine's devices with rates measured in a few seconds; unmeasurable devices keep the catalogue's figures."""
+    """A cluster of this machine's devices with its host memory and rates measured in a few seconds.
+
+    A device that can't be measured keeps the catalogue's figures.
+    """
+    cluster = _with_host_memory(cluster)
     try:
         measurements = measure_device(quick=True, device="cpu" if cluster.device.name == "cpu" else "cuda", progress=progress)
     except AdvisorError as error:
@@ -34,7 +39,12 @@ def cluster_here(*, quick: bool, progress: Callable[[str], None] | None = None) 
     """
     measurements = measure_device(quick=quick, progress=progress)
     cluster = usual_cluster("cpu") if measurements.device_kind == "cpu" else resolve_cluster()[0]
-    return _measured(cluster, measurements), measurements
+    return _measured(_with_host_memory(cluster), measurements), measurements
+
+
+def _with_host_memory(cluster: Cluster) -> Cluster:
+    sources = {**cluster.sources, "host_memory_bytes": "measured"}
+    return dataclasses.replace(cluster, host_memory_bytes=host_memory_bytes(), sources=sources)
 
 
 def _measured(cluster: Cluster, measurements: Measurements) -> Cluster:
@@ -42,5 +52,5 @@ def _measured(cluster: Cluster, measurements: Measurements) -> Cluster:
     found = measured_cluster(cluster, measurements)
     if measurements.device_kind != "cpu":
         return found
-    sources = {**found.sources, "memory_bytes": "measured", "num_multiprocessors": "measured"}
+    sources = {**found.sources, **dict.fromkeys(("device", "memory_bytes", "num_multiprocessors"), "measured")}
     return dataclasses.replace(found, device=cpu_device(measurements), sources=sources)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import platform
 import sys
 import time
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from advisor.measure.host import host_memory_bytes
 
 #: Sides of the square products, and the skinny ones of a transformer block (tokens, hidden, 4 x hidden).
 _CUDA_SIZES = ((512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192), (8192, 1024, 4096),
@@ -84,8 +85,7 @@ def _identity(device: str) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(0)
         return {**found, "device_name": properties.name, "memory_bytes": float(properties.total_memory),
                 "num_multiprocessors": properties.multi_processor_count}  # fmt: skip
-    memory_bytes = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    return {**found, "device_name": _processor_name(), "memory_bytes": memory_bytes, "num_multiprocessors": torch.get_num_threads()}
+    return {**found, "device_name": _processor_name(), "memory_bytes": host_memory_bytes(), "num_multiprocessors": torch.get_num_threads()}
 
 
 def _processor_name() -> str:

@@ -10,6 +10,7 @@ from advisor.report.breakdowns import memory_block, scaling_block, slower_than, 
 from advisor.report.format import count, gib, gib_with_unit, interval, per_second, percent, seconds, with_prefix
 from advisor.report.report import FindingEntry, PlanEntry, RejectedEntry, Report
 from advisor.report.text import TIE, Block, Column, Command, Line, Number, Piece, Table, joined, provenance
+from advisor.words import counted
 
 #: Rows of a table that the terminal shows; the files hold all.
 MOST_ROWS = 8
@@ -58,7 +59,7 @@ def _batch(model: Mapping[str, Any]) -> Line:
     batch, seq_len = model.get("batch_size"), model.get("seq_len")
     if not batch:
         return ()
-    return (f"{batch:,}{TIE}×{TIE}{int(seq_len):,} tokens a micro-batch" if seq_len else f"{batch:,} samples a micro-batch",)
+    return (f"{batch:,}{TIE}×{TIE}{int(seq_len):,} tokens a micro-batch" if seq_len else f"{counted(batch, 'sample')} a micro-batch",)
 
 
 def cluster_figure(report: Report, name: str) -> Any:
@@ -72,11 +73,9 @@ def _cluster_line(report: Report) -> Line:
     device = cluster_figure(report, "device")
     if not device:
         return ()
-    size: Line = (
-        (f"{nodes} node{'s' if nodes != 1 else ''} of {per_node}", *_how(report, "gpus_per_node"), " × ") if nodes and per_node else ()
-    )
-    links = [_link(report, "intra", "in the node")] if per_node != 1 else []
-    links += [_link(report, "inter", "between nodes")] if nodes and nodes > 1 else []
+    size: Line = (f"{counted(nodes, 'node')} of {per_node}", *_how(report, "gpus_per_node"), " × ") if nodes and per_node else ()
+    links = [_link(report, "intra", "a GPU in the node")] if per_node != 1 else []
+    links += [_link(report, "inter", "a node between nodes")] if nodes and nodes > 1 else []
     return ("cluster: ", *joined([(*size, str(device), *_how(report, "device")), *links]))
 
 
@@ -109,14 +108,30 @@ def _sources_line(report: Report) -> Line:
 
 
 def _accuracy(accuracy: Mapping[str, Any]) -> Line:
-    """The error that a user should expect: on runs of a source the fit had not seen; on unseen models where only that is known."""
-    unseen = next((what for what in ("source", "model") if accuracy.get(f"unseen_{what}_median_share") is not None), None)
-    if unseen is None:
-        return ("prices: error not known",)
-    text = f"prices: fitted on {accuracy['num_runs']:,} measured runs, " if accuracy.get("num_runs") else "prices: "
-    most = accuracy.get(f"unseen_{unseen}_p90_share")
+    """What the prices rest on, and the error that a user should expect of them."""
+    fitted = f"fitted on {counted(accuracy['num_runs'], 'measured run')}, " if accuracy.get("num_runs") else ""
+    return (f"prices: {_refit(accuracy)}{fitted}{_unseen_error(accuracy)}",)
+
+
+def _refit(accuracy: Mapping[str, Any]) -> str:
+    """The user's own calibration, which starts from the shipped one."""
+    if not accuracy.get("file"):
+        return ""
+    runs = f", refitted on {counted(accuracy['num_own_runs'], 'run')} of yours" if accuracy.get("num_own_runs") else ""
+    own = accuracy.get("own_runs_median_share")
+    error = f" (left out in turn: median error {percent(own)})" if own is not None else ""
+    return f"{str(accuracy['file']).rsplit('/', 1)[-1]}{runs}{error}; before that "
+
+
+def _unseen_error(accuracy: Mapping[str, Any]) -> str:
+    """The error on runs of a source the fit had not seen; on unseen models where only that is known."""
+    if accuracy.get("unseen_source_median_share") is not None:
+        return f"error on an unseen source {percent(accuracy['unseen_source_median_share'])} (mean of the sources' medians)"
+    if accuracy.get("unseen_model_median_share") is None:
+        return "error not known"
+    most = accuracy.get("unseen_model_p90_share")
     spread = f", 90% within {percent(most)}" if most is not None else ""
-    return (f"{text}median error {percent(accuracy[f'unseen_{unseen}_median_share'])} on unseen {unseen}s{spread}",)
+    return f"median error {percent(accuracy['unseen_model_median_share'])} on unseen models{spread}"
 
 
 def use_this(report: Report) -> Block:
@@ -129,9 +144,12 @@ def use_this(report: Report) -> Block:
     written = bool(report.files)  # a line to paste is of use only when its files are there
     commands = [Command(text=best.launch)] if written and best.launch else []
     commands += [Command(text=best.check, label="check it first")] if written and best.check else []
-    reason: tuple[Line, ...] = (("; ".join(best.reasons),),) if best.reasons else ()
+    sentences = [reason for reason in best.reasons if reason.endswith(".")]
+    phrases = [reason for reason in best.reasons if reason not in sentences]
+    reasons: list[Line] = [("; ".join(phrases),)] if phrases else []
+    reasons += [(sentence,) for sentence in sentences]
     return Block(key="use-this", title="USE THIS", how_to_read=how, headline=f"{best.label}{_batches(best)}",
-                 lines=(joined(estimate_items(best)), *reason), commands=tuple(commands))  # fmt: skip
+                 lines=(joined(estimate_items(best)), *reasons), commands=tuple(commands))  # fmt: skip
 
 
 def _batches(entry: PlanEntry) -> str:
@@ -219,7 +237,11 @@ def _plan_row(entry: PlanEntry, best: PlanEntry, num_reasons: int | None) -> tup
 def _rejected_row(entry: RejectedEntry) -> tuple[Line, ...]:
     why: Line = (entry.reason,)
     if entry.needed_bytes is not None and entry.available_bytes is not None and "needs" not in entry.reason:
-        why = ("needs ", Number(gib_with_unit(entry.needed_bytes)), f", has {gib(entry.available_bytes)}: {entry.reason}")
+        why = (
+            "needs ",
+            Number(gib_with_unit(entry.needed_bytes)),
+            f", has {gib(entry.available_bytes)}: {entry.reason.removeprefix('does not fit: ')}",
+        )
     return (("✗",), (entry.label,), ("-",), ("-",), (Number(gib(entry.needed_bytes)),), why)
 
 
@@ -238,7 +260,7 @@ def watch_out(report: Report) -> Block:
     unknown = sum(f.status == "not-evaluated" for f in report.findings)
     if silent or unknown:
         unseen = f", {unknown} could not be evaluated" if unknown else ""
-        lines.append((f"{silent} more rules stayed silent{unseen}; all are in report.json",))
+        lines.append((f"{counted(silent, 'more rule')} stayed silent{unseen}; all are in report.json",))
     return Block(key="watch-out", title="WATCH OUT", how_to_read="! warning, · note; `advise explain RULE` gives reason and source",
                  lines=tuple(lines))  # fmt: skip
 

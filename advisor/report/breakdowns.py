@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from advisor.report.format import GIB_BYTES, change, count, gib, gib_with_unit, interval, percent, seconds, significant, with_prefix
 from advisor.report.report import Hotspot, PlanEntry, Report, ScalingPoint
 from advisor.report.text import TIE, Block, Column, Line, Number, Table, joined
+from advisor.words import counted
 
 #: Parts of a step and of memory whose name isn't plain English once its underscores are spaces.
 _PART_NAMES = {
@@ -172,7 +173,7 @@ def scaling_block(report: Report) -> Block:
 
 
 def _point(point: ScalingPoint) -> Line:
-    head = f"{point.num_gpus:,}{TIE}GPU{'s' if point.num_gpus > 1 else ''}: "
+    head = f"{counted(point.num_gpus, 'GPU').replace(' ', TIE)}: "
     if point.step_time_s is None:
         over: Line = (" (", Number(gib_with_unit(point.short_by_bytes)), " over)") if point.short_by_bytes is not None else ()
         return (head, "does not fit", *over)
@@ -181,10 +182,23 @@ def _point(point: ScalingPoint) -> Line:
 
 def _smallest_line(report: Report, points: list[ScalingPoint]) -> Line:
     if report.smallest_num_gpus:
-        known = [(f"{name} ", Number(f"{n:,}") if n else "at no size tried") for name, n in report.smallest_num_gpus.items()]
+        known = [_smallest(name, n) for name, n in report.smallest_num_gpus.items() if not _is_offload_idle(name, report.smallest_num_gpus)]
         return ("fewest GPUs that hold it: ", *joined(known))
     fitting = [p for p in points if p.step_time_s is not None]
     return (f"fewest of these sizes that fit: {fitting[0].num_gpus:,} ({fitting[0].label})",) if fitting else ()
+
+
+def _smallest(name: str, num_gpus: int | None) -> Line:
+    if num_gpus == 1:
+        return (name,)
+    return (f"{name} ", Number(f"{num_gpus:,}") if num_gpus else "at no size tried")
+
+
+def _is_offload_idle(name: str, smallest: Mapping[str, int | None]) -> bool:
+    """Whether offloading brings a strategy onto no fewer GPUs than it needs without."""
+    plain = name.removesuffix(" + offload")
+    without, with_it = smallest.get(plain), smallest[name]
+    return plain != name and without is not None and (with_it is None or without <= with_it)
 
 
 def _scaling_table(points: list[ScalingPoint]) -> Table:

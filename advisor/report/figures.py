@@ -6,7 +6,7 @@ Colours are Okabe and Ito's, which colour-blind people tell apart; symbols, patt
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -116,15 +116,18 @@ def time_by_class(report: Report) -> go.Figure | None:
     spots = [h for h in largest_first(report.hotspots) if h.time_share and h.time_share >= _SMALLEST_SHARE]
     if not spots:
         return None
-    shares = [h.time_share * 100 for h in spots]
-    labels = [f"{percent(h.time_share)} {h.bound_by + '-bound' if h.op_class != 'idle' else ''}" for h in spots]
-    bounds = list(_SYMBOLS)
-    colours = [COLOURS[bounds.index(h.bound_by)] if h.bound_by in bounds else _GREY for h in spots]
-    patterns = [_PATTERNS[bounds.index(h.bound_by) % len(_PATTERNS)] if h.bound_by in bounds else "" for h in spots]
-    figure = go.Figure(go.Bar(x=shares, y=[h.op_class for h in spots], orientation="h", text=labels, textposition="auto", cliponaxis=False,
-                              marker={"color": colours, "pattern": {"shape": patterns, "fillmode": "overlay"}}, hoverinfo="text+y"))  # fmt: skip
-    return _layout(figure, f"Time by class, {spots[0].source}", xaxis={"title": "% of one micro-batch on one GPU", "range": [0, max(shares) * 1.5]},
-                   yaxis={"autorange": "reversed"})  # fmt: skip
+    bounds, figure = list(_SYMBOLS), go.Figure()
+    for bound in dict.fromkeys(h.bound_by for h in spots):
+        shown = [h for h in spots if h.bound_by == bound]
+        i = bounds.index(bound) if bound in bounds else None
+        figure.add_bar(
+            x=[h.time_share * 100 for h in shown], y=[h.op_class for h in shown], orientation="h", textposition="auto", cliponaxis=False,
+            text=[f"{percent(h.time_share)} {f'{bound}-bound' if h.op_class != 'idle' else ''}" for h in shown], hoverinfo="text+y", showlegend=False,
+            marker={"color": _GREY if i is None else COLOURS[i], "pattern": {"shape": _PATTERNS[(i or 0) % len(_PATTERNS)], "fillmode": "overlay"}},
+        )  # fmt: skip
+    most = max(h.time_share for h in spots) * 100
+    return _layout(figure, f"Time by class, {spots[0].source}", xaxis={"title": "% of one micro-batch on one GPU", "range": [0, most * 1.5]},
+                   yaxis={"autorange": "reversed", "categoryorder": "array", "categoryarray": [h.op_class for h in spots]}, barmode="overlay")  # fmt: skip
 
 
 def time_by_plan(report: Report) -> go.Figure | None:
@@ -185,7 +188,7 @@ def roofline(report: Report) -> go.Figure | None:
     ridge = peak / memory_rate
     intensities = [h.flops / h.bytes for h in spots]
     rates = [h.achieved_flops_per_s for h in spots]
-    ticks = 1 if max(peak, *rates) > 100 * min(rates) else "D2"  # decades, or 1, 2 and 5 of each
+    steps = (1,) if max(peak, *rates) > 100 * min(rates) else (1, 2, 5)
     low, high = min(*intensities, ridge) / 10, max(*intensities, ridge) * 20
     figure = go.Figure(go.Scatter(x=[low, ridge, high], y=[low * memory_rate, peak, peak], mode="lines", line={"color": _GREY}, name="roof",
                                   hoverinfo="skip"))  # fmt: skip
@@ -200,8 +203,8 @@ def roofline(report: Report) -> go.Figure | None:
                 hoverinfo="text", cliponaxis=False,
                 marker={"symbol": _SYMBOLS[bound], "color": COLOURS[i], "size": [8 + 24 * (h.time_share or 0.0) ** 0.5 for h in shown]},
             )  # fmt: skip
-    return _layout(figure, "Roofline of the chosen GPU", xaxis={"title": "FLOP per byte", "type": "log", "exponentformat": "none", "dtick": 1},
-                   yaxis={"title": "FLOP/s", "type": "log", "exponentformat": "SI", "dtick": ticks})  # fmt: skip
+    return _layout(figure, "Roofline of the chosen GPU", xaxis={"title": "FLOP per byte", "type": "log", **_ticks(low, high, significant, (1,))},
+                   yaxis={"title": "FLOP/s", "type": "log", **_ticks(min(*rates, low * memory_rate), peak, lambda rate: with_prefix(rate, ""), steps)})  # fmt: skip
 
 
 def scaling(report: Report) -> go.Figure | None:
@@ -225,15 +228,15 @@ def scaling(report: Report) -> go.Figure | None:
                            textposition="bottom center", marker={"symbol": "x", "size": 11, "color": COLOURS[5]}, hoverinfo="skip")  # fmt: skip
     ticks = sorted({p.num_gpus for p in report.scaling})
     return _layout(figure, "Scaling", xaxis={"title": "GPUs", "type": "log", "tickvals": ticks, "ticktext": [str(n) for n in ticks]},
-                   yaxis={"title": "a step", "type": "log", **_time_ticks(min(times), max(times))})  # fmt: skip
+                   yaxis={"title": "a step", "type": "log", **_ticks(min(times), max(times), seconds)})  # fmt: skip
 
 
-def _time_ticks(low_s: float, high_s: float) -> dict[str, list[Any]]:
-    """Ticks at 1, 2 and 5 of each decade."""
-    decades = range(math.floor(math.log10(low_s)) - 1, math.ceil(math.log10(high_s)) + 2)
-    values = [step * 10.0**decade for decade in decades for step in (1, 2, 5)]
-    shown = [value for value in values if low_s / 2 <= value <= high_s * 2]
-    return {"tickvals": shown, "ticktext": [seconds(value) for value in shown]}
+def _ticks(low: float, high: float, written: Callable[[float], str], steps: Sequence[int] = (1, 2, 5)) -> dict[str, list[Any]]:
+    """Ticks of a logarithmic axis at these steps of each decade, from half the lowest to twice the highest value."""
+    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
+    values = [step * 10.0**decade for decade in decades for step in steps]
+    shown = [value for value in values if low / 2 <= value <= high * 2]
+    return {"tickvals": shown, "ticktext": [written(value) for value in shown]}
 
 
 def _escaped(words: str) -> str:

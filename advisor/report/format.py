@@ -41,9 +41,11 @@ def gib_with_unit(value_bytes: float | None) -> str:
 
 
 def seconds(value_s: float | None) -> str:
-    """Seconds as "1.23 s", or "45.6 ms" below one second."""
+    """Seconds as "1.23 s", or "45.6 ms" below one second; what is above 0 and below a microsecond is "<0.001 ms"."""
     if value_s is None or not math.isfinite(value_s):
         return MISSING
+    if 0 < value_s < 1e-6:
+        return "<0.001 ms"
     if value_s == 0 or abs(value_s) >= 0.9995:
         return f"{significant(value_s)} s"
     return f"{significant(value_s * 1e3)} ms"

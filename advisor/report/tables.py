@@ -84,8 +84,11 @@ def inputs_table(report: Report) -> Table:
     """What was asked, and of which versions."""
     rows: list[tuple[Line, ...]] = []
     for name, value in report.inputs.items():
-        shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, Mapping) else value
-        shown = " ".join(str(v) for v in shown) if isinstance(shown, tuple) else shown
-        if shown not in (None, ""):
-            rows.append(((name.replace("_", " "),), (str(shown),)))
+        shown = ", ".join(f"{k} {_listed(v)}" for k, v in value.items() if v not in (None, "", ())) if isinstance(value, Mapping) else value
+        if shown not in (None, "", ()):
+            rows.append(((name.replace("_", " "),), (_listed(shown),)))
     return Table(columns=(Column(title="input"), Column(title="value", stretches=True)), rows=tuple(rows), caption="What was asked")
+
+
+def _listed(value: Any) -> str:
+    return " ".join(str(v) for v in value) if isinstance(value, tuple) else str(value)

@@ -14,6 +14,7 @@ from rich.text import Text
 from advisor.report.blocks import MOST_ROWS, blocks, footer, header
 from advisor.report.report import Report
 from advisor.report.text import TIE, Block, Column, Command, Line, Table, joined, legend, pasteable, plain_text
+from advisor.words import ASCII_SIGNS
 
 #: Nothing is set wider than this, however wide the terminal: long lines are hard to read.
 MAX_WIDTH = 100
@@ -22,8 +23,8 @@ _NARROW_WIDTH = 80
 _TITLE_WIDTH = 27
 _INDENT = 3
 _STYLES = {"measured": "bold green", "traced": "", "modelled": "cyan", "assumed": "yellow"}
-#: For encodings that lack the signs the report likes.
-_ASCII = str.maketrans({"×": "x", "·": "-", "→": "->", "✗": "x", "─": "-", "±": "+-", "µ": "u", "–": "-", "’": "'", TIE: " "})
+#: For encodings that lack the signs the report likes; before lines are broken, since some get longer.
+_ASCII = str.maketrans(ASCII_SIGNS)
 #: Stands for TIE while rich breaks lines, since it breaks at every kind of space.
 _UNBROKEN = "\ue000"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -11,6 +11,7 @@ from advisor.rulebook.actions import ACTIONS
 from advisor.rulebook.facts import FACTS
 from advisor.rulebook.loader import Condition, Rule, load_rules, rules_by_id
 from advisor.rulebook.shown import shown
+from advisor.words import plural
 
 _WIDTH = 100
 
@@ -68,5 +69,6 @@ def _compared(condition: Condition) -> str:
 
 
 def _named(sentence: str) -> str:
-    """A sentence with its facts as names: "{num_gpus}" -> "<num gpus>"."""
-    return re.sub(r"{(\w+)}", lambda match: f"<{match[1].replace('_', ' ')}>", sentence)
+    """A sentence with its facts as names: "{num_gpus}" -> "<num gpus>", "{num_gpus:GPU}" -> "<num gpus> GPUs"."""
+    names = re.sub(r"{(\w+):([^}]+)}", lambda match: f"{{{match[1]}}} {plural(match[2])}", sentence)
+    return re.sub(r"{(\w+)}", lambda match: f"<{match[1].replace('_', ' ')}>", names)

@@ -28,6 +28,7 @@ HAZARDS: Mapping[str, str] = MappingProxyType({
     "two-device-split": "a model split by hand over devices",
     "custom-autograd-function": "autograd functions of the script's own",
     "hand-written-optimizer": "parameters updated by the script's own code, not a torch optimizer",
+    "sparse-gradients": "gradients that hold only the rows that were used (sparse=True)",
     "frozen-parameters": "parameters that don't train beside ones that do",
     "process-group-at-import": "a process group is made when the script is imported",
     "data-loader-workers": "the data loader starts worker processes",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import string
 from collections.abc import Mapping
 
+from advisor.words import plural
+
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 def fill(sentence: str, facts: Mapping[str, float | str | bool]) -> str:
-    """A sentence with its `{facts}` replaced by what they are.
+    """A sentence with its `{facts}` replaced by what they are; `{fact:noun}` adds the noun in the right form, "1 GPU", "8 GPUs".
 
     Raises:
         KeyError: a fact is missing; rules are only filled in when all are known.
@@ -18,10 +20,11 @@ def fill(sentence: str, facts: Mapping[str, float | str | bool]) -> str:
     from advisor.rulebook.facts import FACTS
 
     parts = []
-    for text, name, _, _ in string.Formatter().parse(sentence):
+    for text, name, noun, _ in string.Formatter().parse(sentence):
         parts.append(text)
         if name:
-            parts.append(shown(facts[name], FACTS[name].unit))
+            value = shown(facts[name], FACTS[name].unit)
+            parts.append(f"{value} {noun if value == '1' else plural(noun)}" if noun else value)
     return "".join(parts)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 import cost_models
-from advisor.search.reasons import reasons_against
+from advisor.search.reasons import MEMORY_WORDS, reasons_against
 from advisor.search.space import Space, legal_plans
 from advisor.search.types import Candidate, Rejected, SearchResult
 from cost_models.types import Cluster, Estimates, FloatArray, IntArray, Plan, PlanTable, Workload
@@ -202,7 +202,7 @@ def _rejected(plans: PlanTable, prices: Estimates, fits: BoolArray, request: Req
 def _too_big(candidate: Candidate, request: Request) -> Rejected:
     needed, parts = candidate.estimate["high_memory_bytes"], candidate.breakdown_bytes
     largest = max(parts, key=lambda name: parts[name])
-    reason = f"does not fit: {largest} alone take {parts[largest] / 2**30:.3g} GiB"
+    reason = f"does not fit: {parts[largest] / 2**30:.3g} GiB for {MEMORY_WORDS.get(largest, largest)} alone"
     return Rejected(plan=candidate.plan, reason=reason, needed_bytes=needed, available_bytes=request.available_bytes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from advisor.search.types import Candidate
+from advisor.words import counted
 
 #: Parts of a step as people say them.
 TIME_WORDS: Mapping[str, str] = {
@@ -21,6 +22,14 @@ TIME_WORDS: Mapping[str, str] = {
     "data_loading": "copying inputs",
     "fixed": "fixed time a step",
 }
+
+#: Less memory than this left is as good as none.
+_HARDLY_BYTES = 0.1 * 2**30
+#: Parts of the memory as people say them.
+MEMORY_WORDS: Mapping[str, str] = {
+    "optimizer": "optimizer states", "logits": "logits and loss", "gathered": "gathered parameters", "buckets": "communication buckets",
+    "reserve": "the runtime's reserve", "recomputed": "recomputed activations",
+}  # fmt: skip
 
 
 def seconds(value_s: float) -> str:
@@ -41,15 +50,17 @@ def reasons_against(candidate: Candidate, best: Candidate, *, objective: str, av
         gib = more_bytes / 2**30
         out.append((f"{gib:+.3g} GiB a GPU" if abs(gib) >= 0.01 else "as little memory") + f"; step {slower:+.0%}".replace("-0%", "+0%"))
     elif slower < -0.0005:
-        out.append(f"{slower:+.1%}, less than prices are sure of, and asks more of you")
+        out.append(f"{slower:+.1%}: within the error of the prices, and less simple to run")
     elif slower < 0.005:
-        out.append("as fast; " + ("more memory" if more_bytes > 0.01 * best.estimate["peak_memory_bytes"] else "asks more of you"))
+        out.append("as fast, but " + ("more memory" if more_bytes > 0.01 * best.estimate["peak_memory_bytes"] else "less simple to run"))
     if worse[term] > 0 and slower >= 0.005:
         saved = ", part of it saved elsewhere" if worse[term] > 1.3 * slower * best.estimate["step_time_s"] else ""
         out.append(f"{slower:+.0%}: {TIME_WORDS.get(term, term)}, {seconds(worse[term])} more{saved}")
     bubble = candidate.breakdown_s.get("pipeline_bubble", 0.0) / candidate.estimate["step_time_s"]
     if candidate.plan.pp_degree > 1 and bubble > 0.02:
-        out.append(f"bubble {bubble:.0%} at {candidate.plan.num_microbatches} micro-batches over {candidate.plan.pp_degree} stages")
+        out.append(
+            f"bubble {bubble:.0%} at {counted(candidate.plan.num_microbatches, 'micro-batch')} over {candidate.plan.pp_degree} stages"
+        )
     if more_bytes < -(2**30) and objective != "memory":
         out.append(f"frees {-more_bytes / 2**30:.3g} GiB a GPU")
     return tuple(out + _host_memory(candidate)) or ("slower in sum",)
@@ -76,6 +87,8 @@ def _for_the_best(best: Candidate, objective: str, available_bytes: float) -> tu
     return (
         *([first] if first else []),
         f"compute {useful:.0%} and exposed communication {exposed / step:.0%} of the step",
-        f"{free / 2**30:.3g} GiB a GPU left even in the cautious estimate",
+        f"{free / 2**30:.3g} GiB a GPU left even in the cautious estimate"
+        if free >= _HARDLY_BYTES
+        else "fits with hardly any memory to spare",
         *_host_memory(best),
     )

@@ -8,8 +8,16 @@
     var text = style.getPropertyValue("--text").trim(), grid = style.getPropertyValue("--grid").trim();
     return { "font.color": text, "xaxis.gridcolor": grid, "yaxis.gridcolor": grid, "xaxis.linecolor": grid, "yaxis.linecolor": grid };
   }
+  // on a narrow page the plans' names would leave no room for their bars; the tables have them
+  function shorten(item) {
+    var bars = item.figure.data.find(function (trace) { return trace.type === "bar" && /^\d+\. /.test(trace.y[0]); });
+    if (!bars || item.place.clientWidth >= 600) { return; }
+    item.figure.layout.yaxis.tickvals = bars.y;
+    item.figure.layout.yaxis.ticktext = bars.y.map(function (name) { return /^\d+\. /.test(name) ? "plan " + parseInt(name, 10) : "one GPU"; });
+  }
   function draw() {
     figures.forEach(function (item) {
+      shorten(item);
       Plotly.newPlot(item.place, item.figure.data, item.figure.layout, { responsive: true, displayModeBar: false })
         .then(function () { return Plotly.relayout(item.place, colours()); });
     });

@@ -52,6 +52,14 @@ def test_parts_differ_in_colour_or_pattern(sample: Report) -> None:
     assert len(looks) == len(set(looks))
 
 
+def test_each_bound_of_the_hotspots_is_one_colour_and_the_largest_is_on_top(sample: Report) -> None:
+    drawn = figures.time_by_class(sample)
+    assert all(isinstance(trace.marker.color, str) for trace in drawn.data)  # plotly derives the pattern's colour from one colour only
+    names = [name for trace in drawn.data for name in trace.y]
+    assert sorted(names) == sorted(drawn.layout.yaxis.categoryarray)
+    assert drawn.layout.yaxis.categoryarray[0] == max(sample.hotspots, key=lambda h: h.time_share).op_class
+
+
 def test_hotspots_lie_under_the_roof(sample: Report) -> None:
     drawn = figures.roofline(sample)
     peak = max(drawn.data[0].y)

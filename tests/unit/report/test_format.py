@@ -32,7 +32,8 @@ def test_what_is_not_a_number_is_a_dash(show, value) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value_s", "text"), [(0.0, "0 s"), (12e-6, "0.0120 ms"), (0.0456, "45.6 ms"), (0.9996, "1.00 s"), (73.25, "73.2 s")]
+    ("value_s", "text"),
+    [(0.0, "0 s"), (1e-9, "<0.001 ms"), (12e-6, "0.0120 ms"), (0.0456, "45.6 ms"), (0.9996, "1.00 s"), (73.25, "73.2 s")],
 )
 def test_seconds_below_one_are_milliseconds(value_s: float, text: str) -> None:
     assert written.seconds(value_s) == text

@@ -173,6 +173,39 @@ def test_an_assumed_cluster_is_said_so(sample: Report) -> None:
     assert "h100-sxm-80gb (assumed)" in shown(dataclasses.replace(sample, cluster=assumed))
 
 
+def test_the_header_says_which_error_is_meant(sample: Report) -> None:
+    accuracy = {"num_runs": 2575, "unseen_source_median_share": 0.117, "unseen_model_median_share": 0.05}
+    text = " ".join(shown(dataclasses.replace(sample, accuracy=accuracy)).split())
+    assert "prices: fitted on 2,575 measured runs, error on an unseen source 11.7% (mean of the sources' medians)" in text
+
+
+def test_a_calibration_of_the_users_is_named_with_its_runs(sample: Report) -> None:
+    accuracy = {
+        "file": "cal.toml",
+        "num_own_runs": 5,
+        "own_runs_median_share": 0.042,
+        "num_runs": 2575,
+        "unseen_source_median_share": 0.117,
+    }
+    text = " ".join(shown(dataclasses.replace(sample, accuracy=accuracy)).split())
+    assert "prices: cal.toml, refitted on 5 runs of yours (left out in turn: median error 4.20%); before that fitted on 2,575" in text
+    one = " ".join(shown(dataclasses.replace(sample, accuracy={"file": "cal.toml", "num_own_runs": 1})).split())
+    assert "cal.toml, refitted on 1 run of yours; before that error not known" in one
+
+
+def test_offloading_that_saves_no_gpu_is_left_out(sample: Report) -> None:
+    sizes = {"single GPU": None, "single GPU + offload": 1, "FSDP": 2, "FSDP + offload": 2, "ZeRO-2": 4, "ZeRO-2 + offload": 2}
+    text = " ".join(shown(dataclasses.replace(sample, smallest_num_gpus=sizes)).split())
+    assert "single GPU at no size tried · single GPU + offload · FSDP ~2 · ZeRO-2 ~4 · ZeRO-2 + offload ~2" in text
+
+
+def test_sentences_among_the_reasons_stand_alone(sample: Report) -> None:
+    best = dataclasses.replace(sample.plans[0], reasons=("compute 87%", "1 GiB left", "No train file, as there is no optimizer."))
+    lines = [line.strip() for line in shown(dataclasses.replace(sample, plans=(best,))).splitlines()]
+    assert "compute 87%; 1 GiB left" in lines
+    assert "No train file, as there is no optimizer." in lines
+
+
 def test_findings_show_warnings_first_and_name_their_rule(sample: Report) -> None:
     text = " ".join(shown(sample).split())
     assert text.index("[hybrid-shard-on-slow-links]") < text.index("[logits-dominate]")
