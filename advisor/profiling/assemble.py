@@ -33,7 +33,7 @@ def build(source: Source, script: str, *, watcher: Watcher, recorder: Recorder, 
     modules = frame(tables.module_rows(model, watcher), MODULE_COLUMNS)
     parameters = frame(tables.parameter_rows(model, watcher), PARAMETER_COLUMNS)
     step = headline.Step(watcher=watcher, model=model, rows=rows, world=world, batch_size=batch_size)
-    trainable = [p for p in model.parameters.values() if p.requires_grad]
+    trainable = [p for key, p in model.parameters.items() if key in model.trainable]
     meta = ProfileMeta(
         script=script, entry=source.entry, form=source.form, source="traced", framework=f"torch {torch.__version__.split('+')[0]}",
         model_class=model.class_name, num_params=sum(p.numel() for p in model.parameters.values()),

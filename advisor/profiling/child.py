@@ -56,7 +56,7 @@ class Request:
 class Failure:
     """Why there is no profile."""
 
-    kind: str  # import, exit, crash, no-step, input, contract
+    kind: str  # import, exit, crash, no-step, input, contract, unsupported
     message: str
     hint: str = ""
     details: str = ""
@@ -175,11 +175,19 @@ def explain(request: Request, error: BaseException | None, watcher: Any) -> Fail
         said = f" with status {code}" if isinstance(code, int) else f" ({one_line(str(code))})"
         return Failure(kind="exit", message=f"{name} ended by itself{said} before it took a training step.",
                        hint="Give the script's own arguments after --, e.g. `advise train.py -- --data DIR`.")  # fmt: skip
+    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
+        return Failure(kind="input", message=f"{_where(request, error)} opens {error.filename!r}, which isn't there.",
+                       hint=f"Run the advisor in the folder that the path starts from (now {Path.cwd()}), or give another path after --, "
+                            "as in `advise train.py -- --data DIR`.")  # fmt: skip
     if isinstance(error, EOFError):
         return Failure(kind="input", message=f"{_where(request, error)} asks for input, and there is nobody to answer.",
                        hint="Give the answers as arguments or defaults.")  # fmt: skip
     if type(error).__name__ == "ContractError":
         return Failure(kind="contract", message=f"{name}: {one_line(str(error))}.", hint=error.hint)  # type: ignore[union-attr]
+    if error is not None and "NestedTensor" in str(error):
+        return Failure(kind="unsupported", message=f"{_where(request, error)} works on nested tensors, which the advisor can't follow.",
+                       hint="Let the script pad its sequences to one length for the advisor, e.g. by an argument after --.",
+                       details=one_line(str(error)))  # fmt: skip
     if error is not None:
         text = one_line(str(error))
         message = f"{_where(request, error)} raised {type(error).__name__}" + (f": {text}" if text else ".")

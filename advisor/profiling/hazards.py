@@ -37,17 +37,16 @@ def _of_modules(step: Step, found: dict[str, str]) -> None:
         synced = all(isinstance(m, torch.nn.SyncBatchNorm) for _, m in norms)
         if not synced:
             found["batch-norm"] = f"{len(norms)} batch norms with {elements:,} buffer elements take their statistics per process"
-    repeated = {}
+    repeated: dict[str, int] = {}
     for path, module in model.modules.items():
         call = calls.get(id(module))
-        if call is not None and call.num_calls > 1 and any(True for _ in module.parameters()):
-            parent = path.rpartition(".")[0]
-            if parent not in repeated:
-                repeated[path] = call.num_calls
-    roots = {path for path, _ in model.roots}
-    inner = {path: n for path, n in repeated.items() if path not in roots}
-    if inner:
-        found["shared-module-called-n-times"] = _some([f"{path} is called {n} times" for path, n in inner.items()]) + " in one forward"
+        is_inside = any(path.startswith(f"{above}.") or not above for above in repeated)
+        if call is not None and call.num_calls > 1 and not is_inside and any(True for _ in module.parameters()):
+            repeated[path] = call.num_calls
+    if repeated:
+        roots = {path for path, _ in model.roots}
+        counts = [f"{path or model.class_name} is called {n} times" for path, n in repeated.items()]
+        found["shared-module-called-n-times"] = _some(counts) + (" in one step" if roots & set(repeated) else " in one forward pass")
 
 
 def _of_parameters(step: Step, found: dict[str, str]) -> None:
@@ -55,12 +54,15 @@ def _of_parameters(step: Step, found: dict[str, str]) -> None:
     ties = [names for names in model.names.values() if len(names) > 1]
     if ties:
         found["tied-weights"] = _some([" = ".join(names) for names in ties])
-    unused = [key for key, p in model.parameters.items() if p.requires_grad and key not in watcher.with_grad]
+    unused = [key for key in model.parameters if key in model.trainable and key not in watcher.with_grad]
     if unused:
         elements = sum(model.parameters[key].numel() for key in unused)
         names = [model.names[key][0] for key in unused]
         found["unused-parameters"] = f"{elements:,} elements got no gradient in the step: {_some(names)}"
-    frozen = sum(p.numel() for p in model.parameters.values() if not p.requires_grad)
+    sparse = [names[0] for key, names in model.names.items() if key in watcher.sparse]
+    if sparse:
+        found["sparse-gradients"] = f"{len(sparse)} parameters have sparse gradients: {_some(sparse)}"
+    frozen = sum(p.numel() for key, p in model.parameters.items() if key not in model.trainable)
     if frozen:
         total = sum(p.numel() for p in model.parameters.values())
         found["frozen-parameters"] = f"{frozen:,} of {total:,} parameters are frozen"
@@ -71,7 +73,7 @@ def _of_parameters(step: Step, found: dict[str, str]) -> None:
                 found["ema-copy"] = f"a copy of {name} with {size:,} parameters is kept and never trained by the optimizer"
     if step.world.host_model_bytes >= _EAGER_BYTES:
         found["model-built-eagerly"] = (
-            f"every process builds the model on the host first: {step.world.host_model_bytes / 1e9:.0f} GB of host memory each, before it is moved or cast"
+            f"every process builds the model on the host first: {step.world.host_model_bytes / 2**30:.3g} GiB of host memory each, before it is moved or cast"
         )
 
 

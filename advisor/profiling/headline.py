@@ -33,7 +33,8 @@ class Step:
         trained = {id(c) for _, m in self.model.roots for c in m.modules()}
         calls = list(self.watcher.roots.values())
         fitting = [c for c in calls if id(c.module) in trained or id(getattr(c.module, "module", None)) in trained]
-        return next((c for c in fitting if c.has_grad), None) or next(iter(fitting or calls), None)
+        fed = [c for c in fitting or calls if any(t.dim() for t in c.inputs)]
+        return next((c for c in fed if c.has_grad), None) or next(iter(fed or fitting or calls), None)
 
 
 def fields(step: Step) -> dict[str, Any]:
@@ -63,8 +64,8 @@ def batch_and_sequence(step: Step, call: RootCall | None) -> tuple[int, int]:
     first = inputs[0]
     if tokens is not None and first.dim() <= 2:
         batch, seq = int(tokens.shape[0]), int(tokens.shape[1])
-        recurrent = [m for m in step.model.modules.values() if isinstance(m, torch.nn.RNNBase)]
-        if recurrent and not recurrent[0].batch_first and _leads(step, recurrent[0], batch):
+        layers = [m for m in step.model.modules.values() if isinstance(m, (torch.nn.RNNBase, torch.nn.MultiheadAttention))]
+        if layers and not layers[0].batch_first and _leads(step, layers[0], batch):
             batch, seq = seq, batch
         return batch, seq
     sizes = {int(t.shape[0]) for t in inputs}
@@ -121,6 +122,7 @@ def _optimizer(step: Step) -> dict[str, Any]:
     for optimizer in stepped:
         for p, state in optimizer.state.items():
             elements += p.numel()
+            state_bytes += 0 if id(p) in step.model.parameters else _state_bytes(p)  # a copy of the weights
             state_bytes += sum(_state_bytes(t) for t in state.values() if isinstance(t, torch.Tensor) and (t.dim() or p.numel() == 1))
     return {
         "optimizer": type(main).__name__.lower(), "num_optimizers": len(stepped),

@@ -12,10 +12,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from advisor.profiling import values
+from advisor.profiling import recurrent, values
 from advisor.profiling.calls import signature
 from advisor.profiling.recorder import Recorder
 from advisor.profiling.watcher import Watcher
+from advisor.profiling.world import World
+
+_SPARSE_SHARE = 0.75  # of blocks that a mask leaves
 
 
 def install(watcher: Watcher, *, replays: bool) -> None:
@@ -25,12 +28,13 @@ def install(watcher: Watcher, *, replays: bool) -> None:
         watcher: told of everything.
         replays: later micro-batches of equal shape are answered from the first (nothing is computed anyway).
     """
-    _watch_modules(watcher, replays=replays)
+    watcher.replays = replays
+    _watch_modules(watcher)
     _watch_backward(watcher)
     _watch_updates(watcher)
 
 
-def _watch_modules(watcher: Watcher, *, replays: bool) -> None:
+def _watch_modules(watcher: Watcher) -> None:
     module_class: Any = torch.nn.Module
     plain_call: Callable[..., Any] = torch.nn.Module.__call__
 
@@ -38,7 +42,7 @@ def _watch_modules(watcher: Watcher, *, replays: bool) -> None:
         watcher.enter(self, args, kwargs)
         result = None
         try:
-            result = _replay(watcher, self, args, kwargs) if replays and watcher.micro_batch and len(watcher.stack) == 1 else None
+            result = _replay(watcher, self, args, kwargs) if watcher.replays and watcher.micro_batch and len(watcher.stack) == 1 else None
             if result is None:
                 result = plain_call(self, *args, **kwargs)
         finally:
@@ -81,6 +85,7 @@ def _watch_backward(watcher: Watcher) -> None:
 
     @functools.wraps(plain_grad)
     def grad(*args: Any, **kwargs: Any) -> Any:
+        watcher.replays = False  # a replayed output is not connected with what gradients are asked for
         if kwargs.get("create_graph") or watcher.stack:
             return plain_grad(*args, **kwargs)
         with watcher.backward():
@@ -252,20 +257,30 @@ def fold_calls(recorder: Recorder, *, drops_dropout: bool) -> None:
             return attention(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
 
     functional.scaled_dot_product_attention = scaled_dot_product_attention
-    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        setattr(torch._VF, name, _recurrent(recorder, name, getattr(torch._VF, name)))
+    _fold_flex_attention(recorder.world, scaled_dot_product_attention)
+    recurrent.fold(recorder)
 
 
-def _recurrent(recorder: Recorder, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    def call(data: torch.Tensor, *args: Any) -> Any:
-        weights = next((a for a in args if isinstance(a, (list, tuple)) and len(a) >= 2 and any(t.dim() == 2 for t in a)), ())
-        positions = data.numel() // max(data.shape[-1], 1)
-        matrices = [t for t in weights if t.dim() == 2]
-        steps = data.shape[1] if isinstance(args[-1], bool) and args[-1] and data.dim() == 3 else data.shape[0]
-        # What the GPU's kernel reserves for backward, which the CPU's hides: gates (and an LSTM's cell) of every position and layer.
-        kept = positions * sum(t.shape[0] + (t.shape[1] if name == "lstm" else 0) for t in matrices[1::2]) * data.element_size()
-        with recorder.folded(f"aten.{name}", [data, *matrices], flops_of_call=2 * positions * sum(t.numel() for t in matrices),
-                             num_kernels=len(matrices) * int(steps), kept_bytes=kept):  # fmt: skip
-            return plain(data, *args)
+def _fold_flex_attention(world: World, attention: Callable[..., Any]) -> None:
+    """`flex_attention` as attention with the same sides; a mask that leaves out much of the square makes it causal, which counts half."""
+    module: Any = importlib.import_module("torch.nn.attention.flex_attention")
 
-    return call
+    def flex_attention(  # noqa: PLR0917  torch's own signature
+        query: Any, key: Any, value: Any, score_mod: Any = None, block_mask: Any = None, scale: Any = None, enable_gqa: bool = False,
+        return_lse: bool = False, **options: Any,
+    ) -> Any:  # fmt: skip
+        del score_mod
+        out = attention(query, key, value, is_causal=_is_sparse(world, block_mask), scale=scale, enable_gqa=enable_gqa)
+        if return_lse or options.get("return_aux") is not None:
+            return out, query.float().logsumexp(-1)
+        return out
+
+    module.flex_attention = flex_attention
+
+
+def _is_sparse(world: World, block_mask: Any) -> bool:
+    if block_mask is None:
+        return False
+    partly, fully = block_mask.kv_num_blocks, block_mask.full_kv_num_blocks
+    num_blocks = sum(int(world.real_values(t).numpy().sum()) for t in (partly, fully) if t is not None)
+    return bool(num_blocks < _SPARSE_SHARE * partly.numel() * block_mask.kv_indices.shape[-1])

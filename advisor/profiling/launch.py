@@ -147,6 +147,7 @@ def _run(job: Job, folder: Path, way: str) -> tuple[int | None, str]:
     environment = _environment(folder)
     if way != "live":
         environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment["PYTORCH_JIT"] = "0"  # scripted functions run as Python, which the trace follows
         environment.setdefault("OMP_NUM_THREADS", "2")
     child = subprocess.Popen(
         [sys.executable, "-P", "-m", "advisor.profiling.child", str(folder / "request.json")], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

@@ -5,22 +5,15 @@ A path that was written lies in a tree of its own under `root`; a path that was 
 
 from __future__ import annotations
 
-import builtins
 import errno
 import os
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
+from advisor.profiling import plain_files as plain
+
 _WRITES = frozenset("wax+")
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-#: A larger file that is opened for appending or updating is not copied: the script sees one of the same size, full of zeros.
-MAX_COPIED_BYTES = 256 << 20
-
-# Kept before anything is patched.
-_open, _os_open, _stat, _lstat, _listdir, _scandir = builtins.open, os.open, os.stat, os.lstat, os.listdir, os.scandir
-_mkdir, _makedirs, _rename, _unlink, _rmdir, _truncate = os.mkdir, os.makedirs, os.rename, os.unlink, os.rmdir, os.truncate
-_chdir, _access, _readlink, _rmtree = os.chdir, os.access, os.readlink, shutil.rmtree
 
 
 class Entry:
@@ -48,7 +41,7 @@ class Entry:
         return os.path.islink(self.path)  # noqa: PTH114
 
 
-class _Entries:
+class Entries:
     """The iterator and context manager that `os.scandir` returns."""
 
     def __init__(self, entries: list[Any]) -> None:
@@ -60,7 +53,7 @@ class _Entries:
     def __next__(self) -> Any:
         return next(self._left)
 
-    def __enter__(self) -> _Entries:
+    def __enter__(self) -> Entries:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -90,7 +83,7 @@ class Overlay:
             return None
         name = os.fsdecode(os.fspath(file))
         if dir_fd is not None:
-            name = os.path.join(_readlink(f"/proc/self/fd/{dir_fd}"), name)  # noqa: PTH118
+            name = os.path.join(plain.readlink(f"/proc/self/fd/{dir_fd}"), name)  # noqa: PTH118
         path = os.path.abspath(name)  # noqa: PTH100
         return None if f"{path}/".startswith(("/dev/", "/proc/", "/sys/", self.private)) else path
 
@@ -99,7 +92,7 @@ class Overlay:
         return self.root + path
 
     def _is_written(self, path: str) -> bool:
-        return _exists(self.root + path)
+        return plain.exists(self.root + path)
 
     def _is_gone(self, path: str) -> bool:
         return bool(self.gone) and any(path == p or path.startswith(p + "/") for p in self.gone)
@@ -119,13 +112,13 @@ class Overlay:
             keeps: what is in the file already is wanted.
         """
         target = self.shadow(path)
-        _makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH120
-        if keeps and not _exists(target) and not self._is_gone(path) and _is_file(path):
-            _copy(path, target)
+        plain.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH120
+        if keeps and not plain.exists(target) and not self._is_gone(path) and plain.is_file(path):
+            plain.copy(path, target)
         return target
 
     def _is_there(self, path: str) -> bool:
-        return self._is_written(path) or (_exists(path) and not self._is_gone(path))
+        return self._is_written(path) or (plain.exists(path) and not self._is_gone(path))
 
     # -- replacements --------------------------------------------------------------------------------------------------------------
 
@@ -133,9 +126,9 @@ class Overlay:
         """`open`."""
         path = self.place(file)
         if path is None:
-            return _open(file, mode, *args, **kwargs)
+            return plain.open(file, mode, *args, **kwargs)
         if not _WRITES & set(mode):
-            return _open(self.reading(file), mode, *args, **kwargs)
+            return plain.open(self.reading(file), mode, *args, **kwargs)
         if ("x" in mode and self._is_there(path)) or os.path.isdir(path):  # noqa: PTH112
             raise (
                 FileExistsError(errno.EEXIST, "File exists", path)
@@ -144,26 +137,26 @@ class Overlay:
             )
         if "r" in mode and not self._is_there(path):
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
-        return _open(self.writing(path, keeps="w" not in mode), mode, *args, **kwargs)
+        return plain.open(self.writing(path, keeps="w" not in mode), mode, *args, **kwargs)
 
     def os_open(self, file: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         """`os.open`."""
         path = self.place(file, dir_fd)
         if path is None:
-            return _os_open(file, flags, mode, dir_fd=dir_fd)
+            return plain.os_open(file, flags, mode, dir_fd=dir_fd)
         if not flags & _WRITE_FLAGS:
             found = self.reading(file, dir_fd)
-            return _os_open(found, flags, mode, dir_fd=dir_fd if found is file else None)
+            return plain.os_open(found, flags, mode, dir_fd=dir_fd if found is file else None)
         if flags & os.O_CREAT and flags & os.O_EXCL and self._is_there(path):
             raise FileExistsError(errno.EEXIST, "File exists", path)
         if not flags & os.O_CREAT and not self._is_there(path):
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
-        return _os_open(self.writing(path, keeps=not flags & os.O_TRUNC), flags | os.O_CREAT, mode)
+        return plain.os_open(self.writing(path, keeps=not flags & os.O_TRUNC), flags | os.O_CREAT, mode)
 
     def stat(self, file: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
         """`os.stat`."""
         found = self.reading(file, dir_fd)
-        return _stat(found, dir_fd=dir_fd if found is file else None, follow_symlinks=follow_symlinks)
+        return plain.stat(found, dir_fd=dir_fd if found is file else None, follow_symlinks=follow_symlinks)
 
     def lstat(self, file: Any, *, dir_fd: int | None = None) -> os.stat_result:
         """`os.lstat`."""
@@ -171,90 +164,90 @@ class Overlay:
 
     def access(self, file: Any, mode: int, **kwargs: Any) -> bool:
         """`os.access`."""
-        return _access(self.reading(file, kwargs.get("dir_fd")), mode, **kwargs)
+        return plain.access(self.reading(file, kwargs.get("dir_fd")), mode, **kwargs)
 
     def listdir(self, folder: Any = ".") -> list[Any]:
         """`os.listdir`."""
         path = self.place(folder)
         if path is None or not (self._is_written(path) or self.gone):
-            return _listdir(folder)
-        names = set(_listdir(path)) if _exists(path) and not self._is_gone(path) else set()
+            return plain.listdir(folder)
+        names = set(plain.listdir(path)) if plain.exists(path) and not self._is_gone(path) else set()
         names = {n for n in names if not self._is_gone(f"{path}/{n}")}
-        names |= set(_listdir(self.shadow(path))) if self._is_written(path) or not _exists(path) else set()
+        names |= set(plain.listdir(self.shadow(path))) if self._is_written(path) or not plain.exists(path) else set()
         return [os.fsencode(n) for n in sorted(names)] if isinstance(folder, bytes) else sorted(names)
 
     def scandir(self, folder: Any = ".") -> Any:
         """`os.scandir`."""
         path = self.place(folder)
         if path is None or isinstance(folder, bytes) or not (self._is_written(path) or self.gone):
-            return _scandir(folder)
-        return _Entries([Entry(self, os.fspath(folder), name) for name in self.listdir(folder)])
+            return plain.scandir(folder)
+        return Entries([Entry(self, os.fspath(folder), name) for name in self.listdir(folder)])
 
     def chdir(self, folder: Any) -> None:
         """`os.chdir`; into a folder that the script made, if it made it."""
         path = self.place(folder)
         if path is None and not isinstance(folder, int):
             inside = os.path.abspath(os.fspath(folder))  # noqa: PTH100
-            if inside.startswith(self.root) and _exists(inside[len(self.root) :]):  # out of a folder that the script made
+            if inside.startswith(self.root) and plain.exists(inside[len(self.root) :]):  # out of a folder that the script made
                 folder = inside[len(self.root) :]
-        _chdir(folder if path is None or _exists(path) else self.shadow(path))
+        plain.chdir(folder if path is None or plain.exists(path) else self.shadow(path))
 
     def mkdir(self, folder: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
         """`os.mkdir`."""
         path = self.place(folder, dir_fd)
         if path is None:
-            _mkdir(folder, mode, dir_fd=dir_fd)
+            plain.mkdir(folder, mode, dir_fd=dir_fd)
         elif self._is_there(path):
             raise FileExistsError(errno.EEXIST, "File exists", path)
         elif not self._is_there(os.path.dirname(path)):  # noqa: PTH120
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
         else:
-            _makedirs(self.shadow(path))
+            plain.makedirs(self.shadow(path))
 
     def unlink(self, file: Any, *, dir_fd: int | None = None) -> None:
         """`os.unlink` and `os.remove`."""
-        self._remove(file, dir_fd, _unlink)
+        self._remove(file, dir_fd, plain.unlink)
 
     def rmdir(self, folder: Any, *, dir_fd: int | None = None) -> None:
         """`os.rmdir`."""
         path = self.place(folder, dir_fd)
         if path is not None and self._is_there(path) and self.listdir(path):
             raise OSError(errno.ENOTEMPTY, "Directory not empty", path)
-        self._remove(folder, dir_fd, _rmdir)
+        self._remove(folder, dir_fd, plain.rmdir)
 
-    def _remove(self, file: Any, dir_fd: int | None, plain: Any) -> None:
+    def _remove(self, file: Any, dir_fd: int | None, original: Any) -> None:
         path = self.place(file, dir_fd)
         if path is None:
-            plain(file, dir_fd=dir_fd)
+            original(file, dir_fd=dir_fd)
             return
         if not self._is_there(path):
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
         if self._is_written(path):
-            plain(self.shadow(path))
+            original(self.shadow(path))
         self.gone.add(path)
 
     def rmtree(self, folder: Any, *args: Any, **kwargs: Any) -> None:
         """`shutil.rmtree`."""
         path = self.place(folder)
         if path is None:
-            _rmtree(folder, *args, **kwargs)
+            plain.rmtree(folder, *args, **kwargs)
             return
-        _rmtree(self.shadow(path), ignore_errors=True)
+        plain.rmtree(self.shadow(path), ignore_errors=True)
         self.gone.add(path)
 
     def rename(self, source: Any, target: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
         """`os.rename` and `os.replace`; a folder of the user's stays where it is."""
         old, new = self.place(source, src_dir_fd), self.place(target, dst_dir_fd)
         if old is None and new is None:
-            _rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+            plain.rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
             return
         found = self.reading(source, src_dir_fd)
         place = target if new is None else self.writing(new, keeps=False)
         if old is None or found is not source:
-            _rename(found, place)
-        elif _is_file(old):
-            _copy(old, place)
-        elif not _exists(old):
+            plain.rename(found, place)
+        elif plain.is_file(old):
+            plain.copy(old, place)
+        elif not plain.exists(old):
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", old)
         else:
             return
@@ -266,54 +259,28 @@ class Overlay:
         new = self.place(target)
         base = os.path.join(os.path.dirname(new or os.path.abspath(target)), os.fspath(source))  # noqa: PTH100, PTH118, PTH120
         found = self.reading(base if os.path.exists(base) else source)  # noqa: PTH110
-        if _is_file(found):
-            _copy(found, self.writing(new, keeps=False) if new is not None else target)
+        if plain.is_file(found):
+            plain.copy(found, self.writing(new, keeps=False) if new is not None else target)
 
     def truncate(self, file: Any, length: int) -> None:
         """`os.truncate`."""
         path = self.place(file)
-        _truncate(file if path is None else self.writing(path, keeps=True), length)
+        plain.truncate(file if path is None else self.writing(path, keeps=True), length)
 
-    def reads(self, plain: Any) -> Any:
+    def reads(self, original: Any) -> Any:
         """A function that reads something about its first argument."""
 
         def read(file: Any, *args: Any, **kwargs: Any) -> Any:
-            return plain(self.reading(file, kwargs.get("dir_fd")), *args, **kwargs)
+            return original(self.reading(file, kwargs.get("dir_fd")), *args, **kwargs)
 
         return read
 
-    def only_ours(self, plain: Any) -> Any:
+    def only_ours(self, original: Any) -> Any:
         """A function that changes the mode, owner or times of its first argument, doing nothing to files of the user's."""
 
         def guarded(file: Any, *args: Any, **kwargs: Any) -> Any:
             named = f"/proc/self/fd/{file}" if isinstance(file, int) else file
-            named = _readlink(named) if isinstance(file, int) and _exists(named) else file
-            return plain(file, *args, **kwargs) if self.place(named, kwargs.get("dir_fd")) is None else None
+            named = plain.readlink(named) if isinstance(file, int) and plain.exists(named) else file
+            return original(file, *args, **kwargs) if self.place(named, kwargs.get("dir_fd")) is None else None
 
         return guarded
-
-
-def _exists(path: Any) -> bool:
-    try:
-        _lstat(path)
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _is_file(path: Any) -> bool:
-    try:
-        return _stat(path).st_mode & 0o170000 == 0o100000
-    except (OSError, ValueError):
-        return False
-
-
-def _copy(source: Any, target: Any) -> None:
-    size = _stat(source).st_size
-    if size > MAX_COPIED_BYTES:
-        with _open(target, "wb"):
-            pass
-        _truncate(target, size)
-        return
-    with _open(source, "rb") as old, _open(target, "wb") as new:
-        shutil.copyfileobj(old, new)

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from advisor.profiling import flops, values
+from advisor.profiling import dynamic, flops, rows, values
 from advisor.profiling.rows import Row, dtype_name
 from advisor.profiling.storages import StorageMap, num_bytes
 from advisor.profiling.world import CPU, World
@@ -28,9 +28,9 @@ _NOT_WORK = {
 }  # fmt: skip
 #: Allocations made by the first optimizer step only: its state.
 _STATE_MAKERS = {"aten.zeros_like", "aten.zeros", "aten.full_like", "aten.ones_like", "aten.full", "aten.new_zeros", "aten.scalar_tensor"}
+#: Their results after the first are lengths, which stay on the host.
+_HOST_LENGTHS = {"aten._pack_padded_sequence"}
 _ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention")
-#: Kernels of a multi-tensor launch: at most 320 chunks of 65,536 elements and about 64 tensors each (ATen/native/cuda/MultiTensorApply.cuh).
-_CHUNK_ELEMENTS, _CHUNKS_PER_LAUNCH, _TENSORS_PER_LAUNCH = 65536, 320, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Recorder(_Mode):  # type: ignore[misc]
         finally:
             self.world.num_inside -= 1
         outs = values.tensors_in((out,), [])
-        device = self._spread_device(ins, outs)
+        device = self._spread_device(operator, ins, outs)
         if self.is_recording and not self.world.is_copying:
             if operator.is_work:
                 self._add(func, operator, args, kwargs, ins=ins, outs=outs, out=out, device=device)
@@ -105,21 +105,22 @@ class Recorder(_Mode):  # type: ignore[misc]
         try:
             out = func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            return self._data_dependent(func, operator, args, kwargs, ins)
+            return self._data_dependent(func, operator, args, kwargs)
         values.keep(self.world, func, args, kwargs, ins=ins, outs=values.tensors_in((out,), []), mutates=operator.mutates)
         return out
 
-    def _data_dependent(self, func: Any, operator: _Operator, args: Any, kwargs: Any, ins: list[torch.Tensor]) -> Any:
+    def _data_dependent(self, func: Any, operator: _Operator, args: Any, kwargs: Any) -> Any:
         """Result of an operator whose shape or Python value depends on values: right where they are known."""
-        self.dynamic_shapes.setdefault(operator.name, self.watcher.location())
-        if all(self.world.value_of(t) is not None for t in ins):
-            real = values.run(self.world, func, args, kwargs)
-            return _as_fake(self.world, real)
+        if self.watcher.roots:
+            self.dynamic_shapes.setdefault(operator.name, self.watcher.location())
+        found = dynamic.result(self.world, func, operator.name, args, kwargs)
+        if found is not None:
+            return found
         if operator.name == "aten.equal":
             return True
         if not self.guesses:
             raise DynamicOutputShapeException(func)
-        return _as_fake(self.world, values.guess(self.world, func, args, kwargs))
+        return values.as_fake(self.world, values.guess(self.world, func, args, kwargs))
 
     def _read_scalar(self, tensor: torch.Tensor) -> Any:
         self.watcher.saw_host_sync(tensor)
@@ -143,7 +144,7 @@ class Recorder(_Mode):  # type: ignore[misc]
         self._operators[func] = made
         return made
 
-    def _spread_device(self, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> torch.device:
+    def _spread_device(self, operator: _Operator, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> torch.device:
         """Intended device of a result: of the first argument that is on a device (scalars on the host don't count)."""
         world = self.world
         device = CPU
@@ -154,7 +155,7 @@ class Recorder(_Mode):  # type: ignore[misc]
         if not ins:
             device = world.factory_device
         if device is not CPU:
-            for t in outs:
+            for t in outs[:1] if operator.name in _HOST_LENGTHS else outs:
                 if not world.has_label(t):
                     world.set_device(t, device)
         return device
@@ -171,19 +172,19 @@ class Recorder(_Mode):  # type: ignore[misc]
         row = Row(phase, operator.name, watcher.module(), device=str(device))
         written = outs if not operator.mutates or outs else ins[:1]
         if operator.is_multi_tensor:
-            _sum_up_lists(row, args, ins, outs or ins)
+            rows.sum_up_lists(row, args, ins, outs or ins)
         else:
             row.input_shapes = [list(t.shape) for t in ins]
             row.output_shapes = [list(t.shape) for t in written]
             row.read_bytes = sum(map(num_bytes, ins))
             row.written_bytes = sum(map(num_bytes, written))
-        row.dtype = _dtype_of(outs, ins)
+        row.dtype = rows.dtype_of(outs, ins)
         row.flops = flops.count(func._overloadpacket, operator.name, args, kwargs, out)
         if self.estimates_saved and phase == "forward":
             row.saved_bytes = sum(num_bytes(t) for t in outs if t.dtype.is_floating_point)
         self._place(row)
         if operator.is_attention:
-            row.causal = int(_is_causal(func, args, kwargs))
+            row.causal = int(rows.is_causal(func, args, kwargs))
         if phase != "optimizer":
             row.weight = row.weight if row.weight is not None else next((w for t in ins if (w := self.weights.get(t)) is not None), None)
             if operator.name == "aten._to_copy" and row.weight is not None:
@@ -266,42 +267,3 @@ class Recorder(_Mode):  # type: ignore[misc]
         self.rows[start:] = [row]
         for node in range(first_node, torch._C._autograd._get_sequence_nr()):
             self.rows_of_node[node] = row
-
-
-def _sum_up_lists(row: Row, args: Any, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> None:
-    """A multi-tensor call has one shape per list: the number of its elements."""
-    lists = [a for a in args if isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor)]
-    row.input_shapes = [[sum(t.numel() for t in a)] for a in lists]
-    elements, tensors = (row.input_shapes[0][0], len(lists[0])) if lists else (0, 1)
-    row.output_shapes = [[elements]]
-    row.read_bytes = sum(map(num_bytes, ins))
-    row.written_bytes = sum(map(num_bytes, outs))
-    row.num_kernels = max(1, -(-tensors // _TENSORS_PER_LAUNCH), -(-elements // (_CHUNK_ELEMENTS * _CHUNKS_PER_LAUNCH)))
-
-
-def _dtype_of(outs: list[torch.Tensor], ins: list[torch.Tensor]) -> str:
-    for t in (*outs, *ins):
-        if t.dtype.is_floating_point:
-            return dtype_name(t.dtype)
-    first = outs or ins
-    return dtype_name(first[0].dtype) if first else ""
-
-
-def _is_causal(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    if "is_causal" in kwargs:
-        return bool(kwargs["is_causal"])
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.name == "is_causal" and i < len(args):
-            return bool(args[i])
-    return False
-
-
-def _as_fake(world: World, real: Any) -> Any:
-    """Real results as fake tensors that remember their values."""
-    if isinstance(real, (list, tuple)):
-        return type(real)(_as_fake(world, r) for r in real)
-    if not isinstance(real, torch.Tensor):
-        return real
-    out = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
-    world.set_value(out, real)
-    return out

@@ -176,11 +176,24 @@ def keep_saved(overlay: Overlay) -> None:
     any_torch.save, any_torch.load = save, loader(torch.load)
     any_torch.jit.save = save
     any_torch.jit.load = loader(torch.jit.load)
+    any_torch.jit.script, any_torch.jit.trace = _can_save(torch.jit.script, save), _can_save(torch.jit.trace, save)
     any_torch.jit.ScriptModule.save = any_torch.jit.RecursiveScriptModule.save = lambda self, f, **__: save(self, f)
     with contextlib.suppress(ImportError):
         safe: Any = __import__("safetensors.torch", fromlist=["save_file"])
         safe.save_file, safe.load_file = save, loader(safe.load_file)
         safe.save_model = lambda model, f, *_, **__: save(model.state_dict(), f)
+
+
+def _can_save(plain: Callable[..., Any], save: Callable[..., None]) -> Callable[..., Any]:
+    """`torch.jit.script` and its like give modules that can save themselves, also where they compile nothing."""
+
+    def made(thing: Any, *args: Any, **kwargs: Any) -> Any:
+        module = plain(thing, *args, **kwargs)
+        if not hasattr(module, "save") and hasattr(module, "state_dict"):
+            module.save = lambda f, **_: save(module, f)
+        return module
+
+    return made
 
 
 def _mark_of(overlay: Overlay, f: Any) -> bytes:

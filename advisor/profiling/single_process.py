@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import inspect
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +17,9 @@ import torch
 LAUNCHER_ENVIRONMENT = {
     "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
 }  # fmt: skip
+
+
+_SHORT = (torch.bfloat16, torch.float16)
 
 
 class OneDeviceWanted(BaseException):
@@ -36,15 +42,38 @@ def install(facts: dict[str, str], location: Callable[[], str]) -> None:
     with contextlib.suppress(ImportError):
         from torch.distributed import fsdp
 
-        for name in ("FullyShardedDataParallel",):
-            _see_through(getattr(fsdp, name), name, facts)
-        any_fsdp: Any = fsdp
+        _see_through(fsdp.FullyShardedDataParallel, "FullyShardedDataParallel", facts)
+        _patch_fully_shard(fsdp, facts)
 
-        def fully_shard(module: Any, **_: Any) -> Any:
-            facts.setdefault("already-distributed", "the script calls fully_shard")
-            return module
 
-        any_fsdp.fully_shard = fully_shard
+def _patch_fully_shard(fsdp: Any, facts: dict[str, str]) -> None:
+    """`fully_shard` makes a module an FSDPModule with methods that do nothing, in its policy's precision by means of autocast."""
+    for name, method in vars(fsdp.FSDPModule).items():
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(fsdp.FSDPModule, name, lambda *_, **__: _Finished())
+    del fsdp.FSDPModule.__new__, fsdp.FSDPModule._apply
+
+    def fully_shard(module: Any, *_: Any, mp_policy: Any = None, **__: Any) -> Any:
+        facts.setdefault("already-distributed", "the script calls fully_shard")
+        for part in module if isinstance(module, (list, tuple)) else [module]:
+            plain, dtype = type(part), getattr(mp_policy, "param_dtype", None)
+            members = {"forward": _in_precision(plain.forward, dtype)} if dtype in _SHORT else {}
+            part.__class__ = type(plain.__name__, (fsdp.FSDPModule, plain), members)
+        return module
+
+    fsdp.fully_shard = fully_shard
+    for place in map(sys.modules.get, ("torch.distributed._composable.fsdp", "torch.distributed._composable.fsdp.fully_shard")):
+        if place is not None:
+            setattr(place, "fully_shard", fully_shard)  # noqa: B010
+
+
+def _in_precision(plain: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cuda", dtype=dtype):
+            return plain(self, *args, **kwargs)
+
+    return forward
 
 
 def _patch_groups(facts: dict[str, str], location: Callable[[], str]) -> None:
@@ -86,10 +115,13 @@ def _patch_groups(facts: dict[str, str], location: Callable[[], str]) -> None:
 
 
 class _Finished:
-    """What `spawn(..., join=False)` returns: everything has run."""
+    """What `spawn(..., join=False)` and `unshard(async_op=True)` return: everything has run."""
 
     def join(self, *_: Any, **__: Any) -> bool:
         return True
+
+    def wait(self) -> None:
+        pass
 
 
 def _patch_spawn(facts: dict[str, str], location: Callable[[], str]) -> None:
@@ -111,19 +143,25 @@ def _patch_spawn(facts: dict[str, str], location: Callable[[], str]) -> None:
 def _see_through(wrapper: Any, name: str, facts: dict[str, str]) -> None:
     """Make a parallel wrapper a plain module around its module."""
 
-    def init(self: Any, module: Any, *_: Any, **__: Any) -> None:
+    def init(self: Any, module: Any, *_: Any, mixed_precision: Any = None, **__: Any) -> None:
         if name == "DataParallel" and torch.cuda.device_count() > 1:
             raise OneDeviceWanted
         facts.setdefault("already-distributed", f"the model is wrapped in {name}")
         torch.nn.Module.__init__(self)
         self.module = module
+        self.dtype = getattr(mixed_precision, "param_dtype", None)
 
     @contextlib.contextmanager
     def no_sync(_self: Any) -> Iterator[None]:
         yield
 
     wrapper.__init__ = init
-    wrapper.forward = lambda self, *args, **kwargs: self.module(*args, **kwargs)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cuda", dtype=self.dtype) if self.dtype in _SHORT else contextlib.nullcontext():
+            return self.module(*args, **kwargs)
+
+    wrapper.forward = forward
     wrapper.no_sync = no_sync
     wrapper.__getattr__ = _attribute
     wrapper.train = torch.nn.Module.train

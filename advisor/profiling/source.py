@@ -114,8 +114,33 @@ def _settle(path: Path, entry: str | None, tree: ast.Module) -> Source:
             raise ScriptError(
                 f"{path} declares build_model() but no make_batch(batch_size), so there is nothing to feed the model with.", hint=_EXAMPLE
             )
+    if entry is None and "make_batch" in declared and not has_loop and not _trains(tree):
+        raise _no_builder(path, tree)
     return Source(path=path, entry=entry or "", form="functions" if entry else "script", declared=declared, imports=_imports(tree),
                   facts=_text_facts(path, tree))  # fmt: skip
+
+
+def _no_builder(path: Path, tree: ast.Module) -> ScriptError:
+    """The error of a file that makes batches and doesn't say what builds the model: names what may be meant."""
+    builders = [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.name not in _DECLARATIONS and not _num_required(n.args)]
+    modules = [n for n in tree.body if isinstance(n, ast.ClassDef) and any(ast.unparse(base).endswith("Module") for base in n.bases)]
+    for node in modules:
+        starts = [f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"]
+        if all(_num_required(f.args) <= 1 for f in starts):  # self
+            builders.append(node.name)
+    message = f"{path} declares make_batch() but no build_model()"
+    if not builders:
+        return ScriptError(f"{message}.", hint=_EXAMPLE)
+    return ScriptError(
+        f"{message}; what builds the model may be {', '.join(builders)}.",
+        hint=f"Name it: advise {path}:NAME, for example {path}:{builders[0]}.",
+    )
+
+
+def _num_required(arguments: ast.arguments) -> int:
+    """Arguments without a default."""
+    positional = len(arguments.posonlyargs) + len(arguments.args) - len(arguments.defaults)
+    return positional + sum(default is None for default in arguments.kw_defaults)
 
 
 def _trains(tree: ast.Module) -> bool:

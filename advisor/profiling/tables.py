@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +23,7 @@ class Model:
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
     names: dict[int, list[str]] = field(default_factory=dict)  # id of a parameter -> its names
     parameters: dict[int, torch.Tensor] = field(default_factory=dict)
+    trainable: set[int] = field(default_factory=set)  # ids of parameters, those included that are only frozen for part of a step
     owners: dict[int, str] = field(default_factory=dict)  # id of a parameter -> path of its module
     others: dict[str, int] = field(default_factory=dict)  # models that are never trained: class -> parameters
     other_paths: dict[int, str] = field(default_factory=dict)
@@ -34,8 +34,11 @@ def find_model(watcher: Watcher) -> Model:
     updated = {id(p) for o in watcher.stepped for g in o.param_groups for p in g["params"]} or set(watcher.with_grad)
     called = _outermost([_unwrapped(r.module) for r in watcher.roots.values()])
     trained = [m for m in called if updated & {id(p) for p in m.parameters()}]
+    has_copies = not trained and bool(watcher.stepped)  # the optimizer updates copies of the weights, which the script writes back
+    if has_copies:
+        trained = [m for m in called if watcher.with_grad & {id(p) for p in m.parameters()}]
     if len(trained) > 1:
-        trained = _common_parent(trained) or trained
+        trained = _common_parent(trained, watcher.modules_alive()) or trained
     class_names = [type(m).__name__ for m in trained]
     model = Model(class_name=" + ".join(class_names), roots=[])
     for i, module in enumerate(trained):
@@ -46,13 +49,15 @@ def find_model(watcher: Watcher) -> Model:
         )
         model.roots.append((prefix, module))
         _name_parts(model, prefix, module)
-    loose = [p for o in watcher.stepped for g in o.param_groups for p in g["params"] if id(p) not in model.names]
+    own = [] if has_copies and trained else [p for o in watcher.stepped for g in o.param_groups for p in g["params"]]
+    loose = [p for p in own if id(p) not in model.names]
     loose += [p for p in watcher.leaves if id(p) not in model.names and not any(p is q for q in loose)]
     for i, p in enumerate(loose):
         model.names[id(p)], model.parameters[id(p)], model.owners[id(p)] = [f"parameter_{i}"], p, ""
     if "" not in model.modules:
         model.class_name = model.class_name or "(no module)"
-    _find_others(model)
+    model.trainable = {key for key, p in model.parameters.items() if p.requires_grad or key in watcher.with_grad}
+    _find_others(model, watcher.modules_alive())
     return model
 
 
@@ -71,21 +76,10 @@ def _outermost(modules: list[torch.nn.Module]) -> list[torch.nn.Module]:
     return [m for m in unique if id(m) not in inner]
 
 
-def _all_modules() -> list[torch.nn.Module]:
-    found = []
-    for thing in gc.get_objects():
-        try:
-            if isinstance(thing, torch.nn.Module):
-                found.append(thing)
-        except ReferenceError:
-            continue
-    return found
-
-
-def _common_parent(modules: list[torch.nn.Module]) -> list[torch.nn.Module]:
+def _common_parent(modules: list[torch.nn.Module], alive: list[torch.nn.Module]) -> list[torch.nn.Module]:
     """The smallest module that holds all of these, when its parts were called one by one."""
     wanted = {id(m) for m in modules}
-    holders = [(sum(1 for _ in m.modules()), m) for m in _all_modules() if id(m) not in wanted and type(m).__name__ not in _WRAPPERS]
+    holders = [(sum(1 for _ in m.modules()), m) for m in alive if id(m) not in wanted and type(m).__name__ not in _WRAPPERS]
     fitting = [(size, m) for size, m in holders if wanted <= {id(c) for c in m.modules()}]
     return [min(fitting, key=lambda pair: pair[0])[1]] if fitting else []
 
@@ -104,9 +98,9 @@ def _name_parts(model: Model, prefix: str, root: torch.nn.Module) -> None:
                 model.owners.setdefault(id(own), model.paths[id(module)])
 
 
-def _find_others(model: Model) -> None:
+def _find_others(model: Model, alive: list[torch.nn.Module]) -> None:
     """Models in memory that share no parameter with the trained one: copies, teachers, critics that stay as they are."""
-    for module in _outermost([m for m in _all_modules() if id(m) not in model.paths]):
+    for module in _outermost([m for m in alive if id(m) not in model.paths]):
         ids = {id(p): p.numel() for p in module.parameters()}
         if not ids or set(ids) & set(model.parameters) or any(id(c) in model.paths for c in module.modules()):
             continue
@@ -171,7 +165,7 @@ def parameter_rows(model: Model, watcher: Watcher) -> list[dict[str, Any]]:
         {
             "name": names[0], "aliases": names[1:], "module": model.owners.get(key, ""), "shape": list(model.parameters[key].shape),
             "dtype": dtype_name(model.parameters[key].dtype), "num_elements": model.parameters[key].numel(),
-            "requires_grad": bool(model.parameters[key].requires_grad), "got_grad": key in watcher.with_grad,
+            "requires_grad": key in model.trainable, "got_grad": key in watcher.with_grad,
         }
         for key, names in model.names.items()
     ]  # fmt: skip

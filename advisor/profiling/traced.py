@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from advisor.profiling import assemble, devices, hooks, sandbox, single_process, values
+from advisor.profiling import assemble, devices, hooks, notes, sandbox, single_process, values
 from advisor.profiling.child import Failure, Request, explain, leave, run_script
 from advisor.profiling.recorder import Recorder
 from advisor.profiling.schema import StepProfile, save_profile
@@ -65,13 +65,13 @@ def run(request: Request) -> Failure | None:
 
 def _profile(request: Request, recorder: Recorder, asked_workers: list[int], error: BaseException | None) -> StepProfile:
     watcher, world = recorder.watcher, recorder.world
-    notes = [*request.warnings, *watcher.notes()]
+    told = [*request.warnings, *notes.of_step(watcher)]
     if error is not None and not isinstance(error, SystemExit):
-        notes.append(f"The script stopped after its first step: {explain(request, error, watcher).message}")
+        told.append(f"The script stopped after its first step: {explain(request, error, watcher).message}")
     source = Source(path=Path(request.path), entry=request.entry, form=request.form, declared=tuple(request.declared),
                     imports=tuple(request.imports), facts=request.facts)  # fmt: skip
     batch_size = request.batch_size if request.form == "functions" else None
-    return assemble.build(source, request.script, watcher=watcher, recorder=recorder, world=world, warnings=notes, asked_workers=asked_workers,
+    return assemble.build(source, request.script, watcher=watcher, recorder=recorder, world=world, warnings=told, asked_workers=asked_workers,
                           batch_size=batch_size)  # fmt: skip
 
 

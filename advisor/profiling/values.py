@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from advisor.profiling.world import MAX_INTEGER_VALUES, World
 
 _ROUTES = ("aten::topk", "aten::argmax", "aten::max", "aten::min", "aten::argmin", "aten::sort", "aten::argsort", "aten::multinomial")
-_USUALLY_TRUE = ("aten::all", "aten::isfinite", "aten::eq")
+_USUALLY_TRUE = ("aten::all", "aten::_is_all_true", "aten::isfinite", "aten::eq")
 
 
 def install(world: World) -> None:
@@ -91,7 +92,8 @@ def keep(
         world.set_value(t, None)
     if len(outs) == 1 and outs[0].dtype == torch.bool and outs[0].dim() == 0:
         with unset_fake_temporarily():  # loops that run while anything is wrong must end, checks that all is well must pass
-            world.set_value(outs[0], torch.tensor(func._schema.name in _USUALLY_TRUE))
+            is_not_infinite = func._schema.name == "aten::ne" and args[1] == math.inf  # half of isfinite()
+            world.set_value(outs[0], torch.tensor(is_not_infinite or func._schema.name in _USUALLY_TRUE))
 
 
 def _route(world: World, func: Any, args: Any, kwargs: dict[str, Any], outs: list[torch.Tensor]) -> None:
@@ -119,6 +121,17 @@ def guess(world: World, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
     with unset_fake_temporarily(), torch.no_grad():
         return func(*[made_up(a) for a in args], **{k: made_up(v) for k, v in kwargs.items()})
+
+
+def as_fake(world: World, real: Any) -> Any:
+    """Real results as fake tensors that remember their values."""
+    if isinstance(real, (list, tuple)):
+        return type(real)(as_fake(world, r) for r in real)
+    if not isinstance(real, torch.Tensor):
+        return real
+    out = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
+    world.set_value(out, real)
+    return out
 
 
 def run(world: World, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

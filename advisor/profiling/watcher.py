@@ -6,7 +6,6 @@ It is over when a model is called again after the update (or when the script end
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any
 
 import torch
 
-from advisor.profiling import values
-from advisor.profiling.calls import Frame, ModuleCall, RootCall, fields_of, signature
+from advisor.profiling import notes, values
+from advisor.profiling.calls import Frame, ModuleCalls, RootCall, all_modules, fields_of, signature
 from advisor.profiling.recorder import Recorder
 from advisor.profiling.rows import Row
 from advisor.profiling.storages import StorageMap
@@ -42,22 +41,22 @@ class Watcher:
         self.num_backward = 0
         self.backward_depth = 0
         self.update_depth = 0
+        self.updates_in_backward = False  # an optimizer steps in a hook on a gradient
         self.num_manual_updates = 0
         self.is_done = False
         self.optimizers: list[torch.optim.Optimizer] = []  # constructed
         self.stepped: list[torch.optim.Optimizer] = []
         self.roots: dict[int, RootCall] = {}
         self.second_inputs: list[torch.Tensor] | None = None
-        self.calls: dict[int, ModuleCall] = {}
-        self.called: dict[int, torch.nn.Module] = {}
+        self.calls = ModuleCalls()
         self.parameters: dict[int, torch.nn.Parameter] = {}
         self.with_grad: set[int] = set()
+        self.sparse: set[int] = set()  # parameters with sparse gradients
         self.leaves: list[torch.Tensor] = []  # trained tensors that belong to no module
         self.grads: StorageMap[bool] = StorageMap()
         self.rows_before: list[Row] = []
         self.evaluation: tuple[int, str] | None = None  # first row and stage before a call without gradients
         self.host_syncs: dict[str, int] = {}
-        self.num_groups = 0
         self.autocast_dtype: torch.dtype | None = None
         self.uses_grad_scaler = self.clips_gradients = False
         self.custom_functions: list[str] = []  # autograd functions that the script or a library wrote
@@ -65,15 +64,19 @@ class Watcher:
         self.processes: list[str] = []  # lines that start another program
         self.num_closure_calls = 0  # forward passes that an optimizer's step asked for, beyond the first
         self.micro_shapes: list[list[list[int]]] = []  # input shapes of micro-batches that differ from the first
+        self.replays = False  # later micro-batches of equal shape are answered from the first
         self.is_transforming = False  # the backward pass of a function transform, in which gradients stay enabled
         self.without_saved = False  # function transforms ran: what they keep for backward was not seen
         self.num_stops = self.num_calls_after = 0
+        self.alive: list[torch.nn.Module] = []  # when the step was over; what a function holds is gone when it has ended
         self.finish: Callable[[], None] = lambda: None  # writes what was seen and ends the process
 
     def stop(self) -> None:
         """End the script; a script that catches even that is ended from here."""
         self.num_stops += 1
-        if self.num_stops > 1:
+        if self.num_stops == 1:
+            self.alive = all_modules()
+        else:
             self.finish()
         raise Stop
 
@@ -92,7 +95,7 @@ class Watcher:
         if not self.stack and not in_backward and not torch.is_grad_enabled():
             self.evaluation = (len(self.recorder.rows) if self.recorder is not None else 0, stage)
         if not in_backward and self.micro_batch == 0 and self.evaluation is None:
-            self._note_call(module, tensors)
+            self.calls.note(module, tensors, self.stack[-1] if self.stack else None)
         self.stack.append(Frame(module))
 
     def leave(self, module: torch.nn.Module, result: Any) -> None:
@@ -160,28 +163,12 @@ class Watcher:
                 if self.recorder is not None and self.recorder.weights.get(p) is None:
                     self.recorder.weights.put(p, p)
 
-    def _note_call(self, module: torch.nn.Module, tensors: list[torch.Tensor]) -> None:
-        first = tensors[0] if tensors else None
-        group = -1
-        parent = self.stack[-1] if self.stack else None
-        if first is not None and parent is not None and any(True for _ in module.parameters()):
-            if parent.last_input is first:
-                group = parent.last_group
-            parent.last_input = first
-        if group < 0:
-            group, self.num_groups = self.num_groups, self.num_groups + 1
-        if parent is not None:
-            parent.last_group = group if first is parent.last_input else parent.last_group
-        key = id(module)
-        if key not in self.calls:
-            self.calls[key] = ModuleCall(len(self.calls), list(first.shape) if first is not None else [], group)
-            self.called[key] = module
-        self.calls[key].num_calls += 1
-
     # -- phases --------------------------------------------------------------------------------------------------------------------
 
     def phase(self, tensors: Any) -> str:
         """Phase of an operator called now on these tensors."""
+        if self.updates_in_backward:
+            return "optimizer"
         if torch._C._current_graph_task_id() != -1:
             return "recompute" if torch.is_grad_enabled() and not self.is_transforming else "backward"
         if self.stack:
@@ -232,6 +219,8 @@ class Watcher:
                 if grad is not None:
                     self.with_grad.add(key)
                     self.grads.put(grad, True)
+                    if grad.is_sparse:
+                        self.sparse.add(key)
 
     def note_leaf(self, variable: torch.Tensor) -> None:
         """A gradient arrived in a tensor of a script that has no modules."""
@@ -246,12 +235,14 @@ class Watcher:
             self.stop()
         for group in optimizer.param_groups:
             self.with_grad.update(id(p) for p in group["params"] if p.grad is not None)
+        self.updates_in_backward = self.backward_depth > 0
         self.update_depth += 1
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
         self.update_depth -= 1
-        if not self.num_backward:
+        self.updates_in_backward = False
+        if not self.num_backward and not self.backward_depth:
             return
         if any(o is optimizer for o in self.stepped):
             self.is_done = True  # the second step of one of several optimizers
@@ -259,6 +250,12 @@ class Watcher:
             self.stepped.append(optimizer)
         if len(self.stepped) >= max(1, len(self.optimizers)):
             self.is_done = True
+        if self.is_done and not self.alive:
+            self.alive = all_modules()
+
+    def modules_alive(self) -> list[torch.nn.Module]:
+        """All modules there were when the step was over, or that are there now if it was not noticed to be over."""
+        return self.alive or all_modules()
 
     @property
     def has_step(self) -> bool:
@@ -270,25 +267,6 @@ class Watcher:
         """Micro-batches of the step."""
         return max(1, self.micro_batch + 1 - self.num_closure_calls) if self.stepped else 1
 
-    def notes(self) -> list[str]:
-        """What a reader of the profile must know about how it was seen."""
-        found = []
-        if self.processes:
-            found.append(f"The script starts other processes ({', '.join(self.processes[:4])}): what they write is not held back, "
-                         "and what they compute is not in the profile.")  # fmt: skip
-        if self.num_closure_calls:
-            found.append(f"{type(self.stepped[0]).__name__ if self.stepped else 'The optimizer'} evaluates its closure several times in a step: "
-                         "the profile holds one forward and backward pass, a real step takes more.")  # fmt: skip
-        if self.micro_shapes:
-            first = next((r.input_shapes for r in self.roots.values() if r.has_grad), [])
-            found.append(f"The micro-batches of a step differ in size: the first has inputs {first}, others {self.micro_shapes[:3]}; "
-                         "all are taken to be like the first.")  # fmt: skip
-        if self.without_saved:
-            found.append(
-                "torch.func transforms hide what is kept for backward: it was taken to be every floating-point output of the forward pass."
-            )
-        return found
-
     def _take_rows(self) -> list[Row]:
         if self.recorder is None:
             return []
@@ -299,19 +277,10 @@ class Watcher:
 
     def saw_host_sync(self, tensor: torch.Tensor) -> None:
         """A value was read on the host: inside a model's forward or a backward pass the device waits for it."""
-        if self.stack and self.micro_batch == 0 and tensor.numel() == 1:
+        if self.stack and self.micro_batch == 0 and self.evaluation is None and tensor.numel() == 1:
             where = self.location()
             self.host_syncs[where] = self.host_syncs.get(where, 0) + 1
 
     def location(self) -> str:
-        """File and line of the script (or of the nearest library code outside torch) that is running."""
-        frame: Any = sys._getframe(1)
-        fallback = ""
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if name == str(self.script):
-                return f"{self.script.name}:{frame.f_lineno}"
-            if not fallback and "/torch/" not in name and "/advisor/" not in name and not name.startswith("<"):
-                fallback = f"{Path(name).name}:{frame.f_lineno}"
-            frame = frame.f_back
-        return fallback
+        """File and line that is running; see `notes.location`."""
+        return notes.location(self.script)

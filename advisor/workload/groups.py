@@ -124,9 +124,21 @@ def layer_group(layout: Layout, i: int, pricing: Pricing, activation_bytes: floa
         saved_inner_bytes=kept.kept["inner"], saved_sequence_bytes=kept.kept["sequence"], saved_other_bytes=kept.kept["other"],
         selective_inner_bytes=selective["inner"], selective_sequence_bytes=selective["sequence"], selective_other_bytes=selective["other"],
         boundary_bytes=boundary, temporary_bytes=kept.temporary, num_tp_collectives=float(split.num_collectives),
-        can_recompute=can_recompute, can_cut=i in layout.cuts.parts,
+        **_adapter_sums(layout, i, activation_bytes / pricing.batch_size), can_recompute=can_recompute, can_cut=i in layout.cuts.parts,
         param_shapes=_param_shapes(layout, i, sides),
     )  # fmt: skip
+
+
+def _adapter_sums(layout: Layout, i: int, bytes_per_element: float) -> dict[str, float]:
+    """Low-rank products beside divided weights that are divided with them: calls in a repeat, and bytes that they sum over tensor ranks."""
+    split, forward = layout.splits[i], {p.weight: p for p in layout.products[i].values() if p.role == "forward"}
+    found: dict[str, float] = {}
+    for side, end in (("row", "in"), ("column", "out")):
+        names = [name for name, (base, of) in split.adapters.items() if of == end == split.sides.get(base)]
+        cut = [forward[name] for name in names if name in forward]
+        found[f"num_{side}_adapters"] = float(len(cut))
+        found[f"{side}_adapter_bytes"] = sum(p.m * (p.n if end == "in" else p.k) for p in cut) * bytes_per_element
+    return found
 
 
 def _boundary_shape(layout: Layout, i: int) -> Shape:

@@ -10,6 +10,7 @@ from advisor.workload.precision import Precision, plan_optimizer, plan_precision
 from advisor.workload.pricing import Pricing, flops_of
 from advisor.workload.records import FLOAT_DTYPES, num_elements
 from advisor.workload.saved import BYTES_PER_LOGIT
+from advisor.workload.split_facts import why_not_cut_loss
 from cost_models.types import Workload
 
 #: Parts of class names of models that predict the next token; traced, some of them build the mask that they leave out on a GPU.
@@ -52,7 +53,7 @@ def shape_layout(layout: Layout, *, precision: str | None, optimizer: str | None
         seq_len=float(meta.seq_len), hidden_size=facts.hidden_size(layout), num_heads=heads, num_kv_heads=kv_heads,
         vocab_size=float(meta.vocab_size), num_experts=experts, num_active_experts=active_experts, tied_params=facts.tied_params(layout),
         logits_bytes=num_elements(layout.logits) * BYTES_PER_LOGIT / pricing.batch_size if layout.logits else 0.0,
-        buffer_bytes=float(meta.buffer_bytes), resident_bytes=_resident_bytes(profile=layout.profile), input_bytes=meta.input_bytes / pricing.batch_size, model_flops=_model_flops(layout, pricing),
+        cuts_loss=not why_not_cut_loss(layout), buffer_bytes=float(meta.buffer_bytes), resident_bytes=_resident_bytes(profile=layout.profile), input_bytes=meta.input_bytes / pricing.batch_size, model_flops=_model_flops(layout, pricing),
         can_tensor_parallel=not layout.tp_reason, can_pipeline=bool(layout.cuts.parts), traced_batch=pricing.batch_size,
         measured_step_s=meta.step_time_s / max(meta.accumulation, 1) if on_gpu and meta.step_time_s else None,
         measured_device=facts.device_name(layout) if on_gpu else "", measured_host_s_per_kernel=facts.measured_host_s_per_kernel(layout),

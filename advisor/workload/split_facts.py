@@ -15,6 +15,9 @@ from advisor.workload.records import Module, Parameter, Tree, ancestors, parent
 from advisor.workload.tensor_parallel import BlockSplit, Pair, mixes_positions
 
 _NO_MODULE = Module(path="")
+#: Operators of a cross-entropy over whole logits, and what may stand before it: each works on a part of the vocabulary alone.
+_LOSSES = {"nll_loss_forward", "nll_loss2d_forward"}
+_PART_OF_A_LOSS = {"_log_softmax", "_to_copy", "clone", "slice", "view", "_unsafe_view"}
 #: Fused weights that hold the queries, keys and values of one head after the other (GPT-NeoX, BLOOM): a contiguous cut keeps heads whole.
 _BY_HEAD = ("query_key_value",)
 
@@ -27,8 +30,10 @@ def split_facts(layout: Layout) -> dict[str, Any]:
         `tp_pairs`: per pair its `group` and `class` of block (`unit`: which of the group's, where they alternate), module names relative to the block (`column`, `row`), whether it makes heads
         (`attention`), `layout` of the weights ("out_in" as nn.Linear, "in_out" as Conv1D, "" other or mixed), `linear` (all out_in), `parts`
         (per column the shares of products that lie side by side in its weight; `[]` where they are not known), `inner` (modules with weights
-        that run between columns and rows) and `adapters` (low-rank weights beside the pair's).
+        that run between columns and rows), `low_rank` (linear layers of adapters that are cut with the pair: by "out" beside columns, by "in"
+        beside rows) and `adapters` (low-rank weights beside the pair's that are no linear layers).
         `tp_tables`: embedding tables and heads that may be divided by vocabulary: `module`, `kind` ("embedding" or "head"), `rows`.
+        `whole_logits`: why logits can't stay divided so until the loss; "" where they can.
         `loose_parameters`: parameters held by modules that have layers of their own, such as a class token.
     """
     pairs = [
@@ -36,7 +41,10 @@ def split_facts(layout: Layout) -> dict[str, Any]:
         for part, products, split in zip(layout.parts, layout.products, layout.splits, strict=True)
         for pair in split.pairs
     ]
-    return {"tp_blocks": _blocks(layout), "tp_pairs": pairs, "tp_tables": _tables(layout), "loose_parameters": _loose(layout.tree)}
+    return {
+        "tp_blocks": _blocks(layout), "tp_pairs": pairs, "tp_tables": _tables(layout), "whole_logits": why_not_cut_loss(layout),
+        "loose_parameters": _loose(layout.tree),
+    }  # fmt: skip
 
 
 def _blocks(layout: Layout) -> list[str]:
@@ -63,15 +71,17 @@ def _pair(layout: Layout, part: Part, products: dict[int, Product], split: Block
     attention = any(
         first < o.op.call < last and o.op.phase == "forward" and mixes_positions(o, products.get(i)) for i, o in enumerate(part.ops)
     )
-    adapters = sorted({_module_name(w) for w in split.sides} - {_module_name(w) for p in split.pairs for w in (*p.columns, *p.rows)})
-    near = [name for name in adapters if any(parent(name).startswith(parent(own)) for own in (*columns, *rows) if parent(own))]
+    beside = {_module_name(w): end for w, (base, end) in split.adapters.items() if base in (*pair.columns, *pair.rows)}
+    low_rank = {end: sorted(_module_name(w) for w, (base, of) in split.adapters.items() if of == end and base in cut)
+                for end, cut in (("out", pair.columns), ("in", pair.rows))}  # fmt: skip
+    odd = sorted(name for name in beside if tree.modules.get(f"{unit}.{name}", _NO_MODULE).weight_layout != "out_in")
     heads = num_heads(layout) if attention else (0, 0)
     return {
         "group": part.segment.name, "unit": _unit(pair), "class": tree.modules[unit].class_name, "column": columns, "row": rows,
         "attention": attention,
         "layout": next(iter(layouts)) if len(layouts) == 1 else "", "linear": layouts == {"out_in"},
         "parts": _parts(columns, [forward[w].n for w in pair.columns], forward[pair.rows[0]].k, heads),
-        "inner": _inner(part, unit, (first, last), {*columns, *rows, *adapters}), "adapters": near,
+        "inner": _inner(part, unit, (first, last), {*columns, *rows, *beside, *map(parent, odd)}), "low_rank": low_rank, "adapters": odd,
     }  # fmt: skip
 
 
@@ -119,6 +129,25 @@ def _table(tree: Tree, name: str, p: Parameter) -> dict[str, Any]:
     module = parent(name)
     kind = "embedding" if tree.modules.get(module, _NO_MODULE).weight_layout == "embedding" else "head"
     return {"module": module, "kind": kind, "rows": p.shape[0]}
+
+
+def why_not_cut_loss(layout: Layout) -> str:
+    """Why tensor ranks can't each keep their part of the logits: something beside a cross-entropy reads them; empty where nothing does."""
+    vocab = layout.logits[-1] if layout.logits else 0
+    ops = [o.op for part in layout.parts for o in part.ops if o.op.phase == "forward" and any(s[-1:] == (vocab,) for s in o.op.inputs)]
+    names = {op.name for op in ops if not (op.flops and op.weight)}
+    if not any(_table_feeds(vocab, t) for t in _tables(layout)):
+        return "no head is divided by vocabulary"
+    if not names & _LOSSES:
+        return "the loss is no cross-entropy of the logits"
+    if any((vocab,) in op.inputs for op in ops if op.name in _LOSSES):
+        return "the cross-entropy weighs its classes"
+    others = sorted(names - _LOSSES - _PART_OF_A_LOSS)
+    return f"{others[0]} reads the logits beside the cross-entropy" if others else ""
+
+
+def _table_feeds(vocab: int, table: dict[str, Any]) -> bool:
+    return bool(table["kind"] == "head" and table["rows"] == vocab)
 
 
 def _loose(tree: Tree) -> list[str]:

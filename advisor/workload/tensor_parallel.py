@@ -36,6 +36,7 @@ class BlockSplit:
 
     pairs: tuple[Pair, ...] = ()
     sides: dict[str, str] = field(default_factory=dict)  # relative weight -> "out" or "in"
+    adapters: dict[str, tuple[str, str]] = field(default_factory=dict)  # low-rank weight -> one beside it, shared side
     tags: dict[int, str] = field(default_factory=dict)  # position in Part.ops -> "inner" or "sequence"
     num_collectives: int = 0
     active: bool = False  # something of the part is divided, or it stands beside divided blocks
@@ -82,7 +83,7 @@ def split_block(part: Part, products: dict[int, Product], tree: Tree, width: flo
             sides[name] = end
     rows = {re.sub(r"\d+", "*", u.weight) for p in pairs for u in p[1]}
     named = tuple(Pair(columns=tuple(u.weight for u in p[0]), rows=tuple(u.weight for u in p[1])) for p in pairs)
-    return BlockSplit(active=True, pairs=named, sides=sides, tags=_tags(part, pairs, width), num_collectives=len(rows))
+    return BlockSplit(active=True, pairs=named, sides=sides, adapters=adapters, tags=_tags(part, pairs, width), num_collectives=len(rows))
 
 
 def mixes_positions(local: LocalOp, product: Product | None) -> bool:

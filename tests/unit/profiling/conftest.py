@@ -1,6 +1,8 @@
 """Captures of several small scripts at once: each costs a child process and an import of torch, so two run side by side."""
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -47,3 +49,17 @@ def capture_all(tmp_path_factory):
             return dict(pool.map(one, scripts)), folder
 
     return run
+
+
+@pytest.fixture
+def command_lines():
+    """Gives the command lines of all processes; those that end meanwhile are left out."""
+
+    def read():
+        found = []
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                found.append(file.read_bytes())
+        return found
+
+    return read

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from advisor.errors import ScriptError
@@ -49,9 +47,9 @@ def test_each_way_to_fail_is_one_sentence_with_a_hint(errors, name):
     assert "\n" not in error.message
 
 
-def test_nothing_that_a_script_started_outlives_its_time(errors):
+def test_nothing_that_a_script_started_outlives_its_time(errors, command_lines):
     assert errors["hangs"].message
-    running = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline") if p.exists()]
+    running = command_lines()
     assert running, "this test reads /proc"
     assert not any(b"1234.5" in line for line in running)
 

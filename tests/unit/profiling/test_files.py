@@ -1,7 +1,6 @@
 """What a script does to files and processes stays in its own world, and looks to the script as if it had happened."""
 
 import time
-from pathlib import Path
 
 import pytest
 
@@ -152,12 +151,12 @@ def test_writes_are_read_back_and_no_file_of_the_user_changes(folder, monkeypatc
     assert contents(folder) == before
 
 
-def test_processes_are_named_and_none_of_them_survives(folder):
+def test_processes_are_named_and_none_of_them_survives(folder, command_lines):
     profile = capture(str(folder / "processes.py"), capture="traced", timeout_s=60.0)
     assert profile.meta.num_params == 20
     assert profile.meta.warnings[0].startswith("The script starts other processes (processes.py:7, processes.py:8, processes.py:9)")
     for _ in range(20):  # a killed process may be listed for a moment
-        running = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline") if p.exists()]
+        running = command_lines()
         if not any(b"8123.5" in line for line in running):
             break
         time.sleep(0.1)

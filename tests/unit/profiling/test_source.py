@@ -49,6 +49,22 @@ def test_an_unknown_entry_is_refused_with_those_that_exist(write):
     assert "build_model" in error.value.hint
 
 
+def test_a_file_with_several_builders_lists_them(write):
+    text = "def small(): ...\ndef large(width=8): ...\ndef make_batch(batch_size): ...\ndef loss_fn(model, batch): ...\n"
+    path = write(text + "class Net(nn.Module): ...\nclass Deep(nn.Module):\n    def __init__(self, depth): ...\n")
+    with pytest.raises(ScriptError) as error:
+        read_source(path)
+    assert error.value.message.endswith("no build_model(); what builds the model may be small, large, Net.")
+    assert f"advise {path}:NAME" in error.value.hint
+    assert read_source(f"{path}:large").form == "functions"
+
+
+def test_make_batch_alone_says_what_to_declare(write):
+    with pytest.raises(ScriptError, match="declares make_batch") as error:
+        read_source(write("def make_batch(batch_size): ...\n"))
+    assert "Declare build_model()" in error.value.hint
+
+
 @pytest.mark.parametrize(
     ("text", "words"), [("def f(:\n", ":1 is not valid Python"), ("", "is empty"), ('"""Only words."""\n', "is empty")]
 )

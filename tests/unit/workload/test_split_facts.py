@@ -6,6 +6,8 @@ import pytest
 
 from advisor.profiling.schema import load_profile
 from advisor.workload import model_summary, shape
+from cost_models.collectives import charged
+from cost_models.types import Plan
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 BATCH, SEQ, WIDTH, HEADS = 2, 4, 16, 4
@@ -125,5 +127,60 @@ def test_tables_and_heads_are_listed_with_those_tied_to_them(make_decoder):
 
 def test_adapters_are_named_beside_the_weights_that_they_adapt():
     pairs = summary(load_profile(PROFILES / "lora_7b"))["tp_pairs"]
-    assert pairs[0]["adapters"] == ["self_attn.k_proj.B", "self_attn.o_proj.A", "self_attn.q_proj.B", "self_attn.v_proj.B"]
+    assert pairs[0]["adapters"] == [f"self_attn.{name}_proj.{end}" for name in "koqv" for end in "AB"]  # bare parameters
     assert pairs[0]["column"] == [f"self_attn.{n}_proj.base" for n in "qkv"]
+
+
+def adapted_model(draft):
+    d = draft()
+    d.module("", "Model")
+    for i in range(3):
+        path = f"h.{i}"
+        d.module(path, "Block", x=HIDDEN, y=HIDDEN)
+        d.module(f"{path}.attn", "Attention", x=HIDDEN, y=HIDDEN)
+        for name in ("q", "k", "v"):
+            adapted(d, f"{path}.attn.{name}")
+        q = [BATCH, HEADS, SEQ, WIDTH // HEADS]
+        d.op(f"{path}.attn", "_scaled_dot_product_flash_attention", [q, q, q], [q], op_class="attention", flops=1000)
+        adapted(d, f"{path}.attn.o")
+    return d.profile(num_heads=HEADS, num_kv_heads=HEADS)
+
+
+def test_linear_layers_of_adapters_are_cut_with_the_weights_beside_them(draft):
+    (pair,) = summary(adapted_model(draft))["tp_pairs"]
+    assert pair["low_rank"] == {"out": ["attn.k.B", "attn.q.B", "attn.v.B"], "in": ["attn.o.A"]}
+    assert (pair["adapters"], pair["inner"]) == ([], [])
+
+
+def adapted(d, path):
+    d.module(path, "Adapted", x=HIDDEN, y=HIDDEN)
+    d.linear(f"{path}.base", WIDTH, WIDTH, SEQ, group=1)
+    d.linear(f"{path}.A", WIDTH, 2, SEQ)
+    d.linear(f"{path}.B", 2, WIDTH, SEQ)
+
+
+@pytest.mark.parametrize(
+    ("name", "renamed", "reason"),
+    [
+        ("llama3_8b", {}, ""),
+        ("gpt2", {}, ""),
+        ("llama3_8b", {"aten._to_copy": "aten.argmax"}, "argmax reads the logits beside the cross-entropy"),
+        ("gpt2", {"aten.nll_loss_forward": "aten.mse_loss"}, "the loss is no cross-entropy of the logits"),
+        ("resnet50", {}, "no head is divided by vocabulary"),
+    ],
+)
+def test_logits_stay_divided_where_a_cross_entropy_alone_reads_them(name, renamed, reason):
+    profile = load_profile(PROFILES / name)
+    profile.operators["operator"] = profile.operators["operator"].astype(str).replace(renamed)
+    assert summary(profile)["whole_logits"] == reason
+    assert shape(profile).cuts_loss == (not reason)
+
+
+def test_low_rank_sums_of_adapters_are_charged(draft):
+    """One sum of outputs beside each row weight forward, one of input gradients beside each column weight backward, of two numbers a token."""
+    work = shape(adapted_model(draft))
+    charges = {c.purpose: c for c in charged(work, Plan(tp_degree=2, micro_batch=3, runtime="torch-tp")) if "adapters" in c.purpose}
+    assert {purpose: (c.kind, c.count, c.bytes) for purpose, c in charges.items()} == {
+        "adapters forward": ("all-reduce", 3, 3 * 3 * SEQ * 2 * 4),
+        "adapters backward": ("all-reduce", 9, 9 * 3 * SEQ * 2 * 4),
+    }
