@@ -31,7 +31,7 @@ _LEAST_STEPS = 4
 def verify(  # noqa: PLR0917 - click passes them by name
     advice_dir: str, script_args: tuple[str, ...], plan: int | None, engine: str | None, nproc: int | None, steps: int, as_json: bool
 ) -> None:
-    """Run the plans of ADVICE_DIR, shrunk to a few local processes, and compare them with one process alone.
+    """Run the plans of ADVICE_DIR (or the one whose folder is given), shrunk to a few local processes, and compare them with one process alone.
 
     Losses, gradient norms, parameters, sharding and collectives are checked, step time and memory measured beside the prediction, and a run
     that loses a rank must resume from its checkpoint. Exit status 1 where something failed. Arguments after -- go to the script in place of

@@ -90,4 +90,6 @@ def _name(key: tuple[str, int]) -> str:
 
 
 def _size(num_bytes: float) -> str:
+    if num_bytes < 2**10:
+        return f"{num_bytes:.0f} B"
     return f"{num_bytes / 2**20:.3g} MiB" if num_bytes >= 2**20 else f"{num_bytes / 2**10:.3g} KiB"

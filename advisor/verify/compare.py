@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from advisor.verify import shares
 from advisor.verify.verdicts import FAILED, NOT_HERE, PASSED, Check
+from advisor.words import counted
 from cost_models.types import Plan
 
 Record = Mapping[str, Any]
@@ -51,9 +53,11 @@ def check_runs(ranks: Sequence[Record], num_steps: int, *, ends: bool = True) ->
     short = [len(rank["steps"]) for rank in ranks if len(rank["steps"]) < num_steps + 1]
     if short:
         return Check(
-            name="runs", status=FAILED if ends else NOT_HERE, detail=f"took {min(short)} optimizer steps where {num_steps + 1} were wanted"
+            name="runs",
+            status=FAILED if ends else NOT_HERE,
+            detail=f"took {counted(min(short), 'optimizer step')} where {num_steps + 1} were wanted",
         )
-    return Check(name="runs", status=PASSED, detail=f"{len(ranks)} processes, {num_steps + 1} steps")
+    return Check(name="runs", status=PASSED, detail=f"{counted(len(ranks), 'process')}, {counted(num_steps, 'step')} and one more")
 
 
 def why_ended(rank: Record) -> str:
@@ -94,7 +98,9 @@ def check_series(name: str, found: Sequence[float], expected: Sequence[float], l
     if errors[worst] > limit:
         detail = f"step {worst}: {found[worst]:.6g} instead of {expected[worst]:.6g}"
         return Check(name=name, status=FAILED, detail=detail, figures=figures)
-    return Check(name=name, status=PASSED, detail=f"{len(errors)} steps {words}, largest difference {errors[worst]:.1e}", figures=figures)
+    return Check(
+        name=name, status=PASSED, detail=f"{counted(len(errors), 'step')} {words}, largest difference {errors[worst]:.1e}", figures=figures
+    )
 
 
 def gradient_norms(ranks: Sequence[Record], num_steps: int, tied: Sequence[Sequence[str]] = ()) -> list[float]:
@@ -130,8 +136,8 @@ def check_parameters(ranks: Sequence[Record], reference: Record, limit: Toleranc
     figures = {"largest_difference": error, "parameter": worst, "limit": limit.parameters, "num_left_out": left_out}
     if not error <= limit.parameters:
         return Check(name="final parameters", status=FAILED, detail=f"{worst} differs by {error:.1e} of its norm", figures=figures)
-    text = f"{len(names)} parameters {limit.words}, largest difference {error:.1e}"
-    text += f"; {left_out} elements left out, their gradients are rounding noise" if left_out else ""
+    text = f"{counted(len(names), 'parameter')} {limit.words}, largest difference {error:.1e}"
+    text += f"; {counted(left_out, 'element')} left out, whose gradients are rounding noise" if left_out else ""
     return Check(name="final parameters", status=PASSED, detail=text, figures=figures)
 
 
@@ -169,7 +175,8 @@ def check_sharding(ranks: Sequence[Record], reference: Record, plan: Plan, *, ti
         return Check(name="sharding", status=NOT_HERE, detail="the run ended before it could be seen")
     states = [h["num_states"] / max(whole["num_states"], 1) for h in held]
     params = [h["num_local"] / max(whole["num_params"], 1) for h in held]
-    problems = _sharding_problems(plan, states if whole["num_states"] else [], params, tied_share if plan.pp_degree > 1 else 0.0)
+    limit = _largest_share(plan, whole["shapes"], in_rows=bool(held[0]["placements"]))
+    problems = _sharding_problems(plan, states if whole["num_states"] else [], params, limit, tied_share if plan.pp_degree > 1 else 0.0)
     figures = {"states_share": states, "parameters_share": params, "placements": held[0]["placements"], "meshes": held[0]["meshes"]}
     share = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(states), max(states))))
     text = f"a rank's optimizer holds {share} of the states" if whole["num_states"] else "the optimizer has no states"
@@ -178,23 +185,35 @@ def check_sharding(ranks: Sequence[Record], reference: Record, plan: Plan, *, ti
     return Check(name="sharding", status=FAILED if problems else PASSED, detail="; ".join(problems) or text, figures=figures)
 
 
-#: Shares may be this far off: tensors that don't divide, padding, and whole tensors dealt out greedily.
-_PADDED, _DEALT = 0.1, 0.35
+#: All shards together may be so much more than the whole: partitions are padded.
+_PADDED = 0.1
+#: For the division of two counts.
+_ROUNDED = 1e-6
 
 
-def _sharding_problems(plan: Plan, states: Sequence[float], params: Sequence[float], copied_share: float) -> list[str]:
+def _largest_share(plan: Plan, shapes: Sequence[Sequence[int]], *, in_rows: bool) -> float:
+    """What a rank may hold of the states, and of the parameters where they are sharded."""
+    num_shards = plan.dp_shard_degree if plan.zero_stage else 1
+    if num_shards == 1:
+        return 1.0
+    if in_rows:
+        return shares.by_rows(shapes, num_shards)
+    return (shares.by_tensors if plan.zero_stage == 1 else shares.by_elements)(shapes, num_shards)
+
+
+def _sharding_problems(plan: Plan, states: Sequence[float], params: Sequence[float], limit: float, copied_share: float) -> list[str]:
     sharded = plan.dp_shard_degree if plan.zero_stage else 1
-    problems = _state_problems(plan, states, sharded, copied_share) if states else []
+    problems = _state_problems(plan, states, limit, copied_share) if states else []
     if plan.tp_degree > 1 and max(params) > 0.99:
         problems.append("no parameter is split over the tensor ranks")
     if plan.pp_degree > 1 and max(params) > 0.99:
         problems.append("a rank holds the parameters of all stages")
-    if plan.zero_stage == 3 and sharded > 1 and max(params) > (1 + _PADDED) / sharded:
-        problems.append(f"a rank holds {max(params):.0%} of the parameters, where {1 / sharded:.0%} is its share")
+    if plan.zero_stage == 3 and sharded > 1 and max(params) > limit + _ROUNDED:
+        problems.append(f"a rank holds {max(params):.0%} of the parameters, where at most {limit:.0%} are its share")
     return problems
 
 
-def _state_problems(plan: Plan, states: Sequence[float], sharded: int, copied_share: float) -> list[str]:
+def _state_problems(plan: Plan, states: Sequence[float], limit: float, copied_share: float) -> list[str]:
     copies = plan.dp_replicate_degree if plan.zero_stage else plan.dp_degree
     most = copies * plan.tp_degree  # what tensor ranks don't split they hold whole
     problems = []
@@ -202,10 +221,8 @@ def _state_problems(plan: Plan, states: Sequence[float], sharded: int, copied_sh
         problems.append(f"all ranks together hold {sum(states):.2f} times the states, where {_times(copies, most)} are right")
     if plan.zero_stage == 0 and plan.tp_degree * plan.pp_degree == 1 and min(states) < 0.99:
         problems.append(f"a rank holds {min(states):.0%} of the states, and the plan shards nothing")
-    if sharded > 1 and plan.pp_degree == 1:
-        limit = (1 + _DEALT if plan.zero_stage == 1 else 1 + _PADDED) / sharded
-        if max(states) > limit:
-            problems.append(f"a rank holds {max(states):.0%} of the states, where {1 / sharded:.0%} is its share")
+    if plan.pp_degree == 1 and max(states) > limit + _ROUNDED:
+        problems.append(f"a rank holds {max(states):.0%} of the states, where at most {limit:.0%} are its share")
     return problems
 
 

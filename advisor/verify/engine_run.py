@@ -18,6 +18,7 @@ from advisor.verify.edits import carried_over
 from advisor.verify.facts import Facts
 from advisor.verify.predict import Prediction
 from advisor.verify.verdicts import FAILED, MEASURED, NOT_HERE, PASSED, Check
+from advisor.words import counted
 from cost_models.types import Plan
 
 REFERENCE = "one process alone"
@@ -26,6 +27,8 @@ _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "rmsprop": "RMSpr
 #: Steps before and after the one at which a rank is killed.
 _STEPS_AFTER_KILL = 2
 _TOO_SHORT = "the script takes 1 optimizer step, and at least 2 can be compared: give it arguments for more after --, such as -- --steps 8"
+
+_OWN_RESTARTS = "an unmodified script resumes by its own code: its counters, the schedules that follow them and what it writes can't be set from outside"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +145,8 @@ def engine_checks(engine: Engine, run: Run, records: Mapping[str, Sequence[compa
     if ran.status != PASSED:
         return [ran]
     if run.num_steps < wanted:
-        ran = dataclasses.replace(ran, detail=f"{len(ranks)} processes; the script takes {run.num_steps + 1} steps")
+        taken = f"the script takes {counted(run.num_steps + 1, 'step')}, of which {run.num_steps} can be compared"
+        ran = dataclasses.replace(ran, detail=f"{counted(len(ranks), 'process')}; {taken}")
     plan = priced_plan(engine, inp.plan)
     return [
         ran, *numbers(run, ranks, reference), compare.check_world(ranks, plan, run.backend),
@@ -176,7 +180,7 @@ def numbers(run: Run, ranks: Sequence[compare.Record], reference: compare.Record
 
 def _norms(run: Run, ranks: Sequence[compare.Record], reference: compare.Record, limit: compare.Tolerance) -> Check:
     if any(rank.get("hides_gradients") for rank in ranks):
-        return Check(name="gradient norms", status=NOT_HERE, detail="DeepSpeed lays the gradients of cut and whole layers into one tensor")
+        return Check(name="gradient norms", status=NOT_HERE, detail="DeepSpeed lays gradients that ranks share and others into one tensor")
     tied = run.inp.model.get("tied") or ()
     found, expected = (compare.gradient_norms(one, run.num_steps, tied) for one in (ranks, [reference]))
     return compare.check_series("gradient norms", found, expected, limit.norms, limit.words)
@@ -217,7 +221,7 @@ def _ratio(measured: float, predicted: float) -> str:
 def _resume(engine: Engine, run: Run, records: Mapping[str, Sequence[compare.Record]], reference: compare.Record) -> list[Check]:
     """Whether a run that lost a rank goes on from its last checkpoint with the losses of the single process."""
     if _resumed(engine) not in records:
-        form = "the script's own checkpoints are not known" if run.inp.form == "script" else "its train file takes no --checkpoint"
+        form = _OWN_RESTARTS if run.inp.form == "script" else "its train file takes no --checkpoint"
         return [
             Check(name="resume", status=NOT_HERE, detail=form if run.inp.plan.world_size > 1 else "one process alone can't lose a rank")
         ]
@@ -233,7 +237,7 @@ def _resume(engine: Engine, run: Run, records: Mapping[str, Sequence[compare.Rec
     found = compare.step_losses(ranks, per_rank=run.inp.plan.num_microbatches)
     check = compare.check_series("resume", found, expected, limit.losses, limit.words)
     if check.status == PASSED:
-        lost = f"rank {run.inp.plan.world_size - 1} killed after {run.num_steps - _STEPS_AFTER_KILL + 1} steps"
+        lost = f"rank {run.inp.plan.world_size - 1} killed after {counted(run.num_steps - _STEPS_AFTER_KILL + 1, 'step')}"
         check = dataclasses.replace(check, detail=f"{lost}, resumed at step {total - taken}; {check.detail}")
     return [check]
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from advisor.engines import EngineInput
+from advisor.words import counted
 
 #: Of the free memory, what may be taken; and bytes per parameter of gradients, optimizer states and a whole copy for the comparison.
 _USABLE_SHARE, _STATE_BYTES = 0.7, 16
@@ -29,8 +30,8 @@ def why_too_large(inp: EngineInput, num_processes: int, *, trained: bool) -> str
         return ""
     how = "give the script arguments that make it smaller after --" if inp.form == "script" else "verify on a machine with more memory"
     return (
-        f"{num_processes} processes with {inp.meta.num_params / 1e9:.3g} billion parameters each need about "
-        f"{num_processes * each / 2**30:.3g} GiB of memory, {free / 2**30:.3g} are free; {how}"
+        f"{counted(num_processes, 'process')} with {inp.meta.num_params / 1e9:.3g} billion parameters each would take about "
+        f"{num_processes * each / 2**30:.3g} GiB of memory, of which {free / 2**30:.3g} are free; {how}"
     )
 
 

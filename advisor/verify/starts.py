@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,14 @@ def _why_not_on_cpu(engine: Engine, plan: Plan) -> str:
     if engine.NAME == "lightning" and lightning.strategy_name(plan) == "DeepSpeedStrategy":
         return "Lightning's DeepSpeedStrategy runs on GPUs alone"
     return ""
+
+
+def with_folder_hint(message: str) -> str:
+    """What a script's error says; and what to do where it reads a file by a path relative to the folder that it is started in."""
+    found = re.search(r"No such file or directory: '([^/'][^']*)'", message)
+    if not found:
+        return message
+    return f"{message.rstrip('.')}; {found[1]} is looked for in {Path.cwd()}: run `advise verify` from the folder in which the script itself is started"
 
 
 def start(engine: Engine, inp: EngineInput, folder: Path, num_steps: int) -> dict[str, Any]:

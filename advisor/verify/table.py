@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from advisor.verify.verdicts import FAILED, MEASURED, NOT_HERE, PASSED, PlanVerdict
+from advisor.words import counted
 
 _STYLES = {PASSED: "green", FAILED: "bold red", NOT_HERE: "yellow", MEASURED: "cyan"}
 
@@ -19,10 +20,10 @@ def print_verdicts(verdicts: Sequence[PlanVerdict], console: Console) -> None:
         console.print(f"\n[bold]{escape(verdict.folder)}[/bold]: {escape(verdict.label)}")
         if verdict.shrunk_label:
             console.print(
-                f"run as {escape(verdict.shrunk_label)} on {verdict.num_processes} processes over {verdict.backend}, {verdict.num_steps} step{'s' * (verdict.num_steps != 1)}"
-                + (f" ({escape('; '.join(verdict.changes))})" if verdict.changes else "")
+                f"run as {escape(verdict.shrunk_label)} on {counted(verdict.num_processes, 'process')} over {verdict.backend}, "
+                f"{counted(verdict.num_steps, 'step')}" + (f" ({escape('; '.join(verdict.changes))})" if verdict.changes else "")
             )
-        console.print(_table(verdict))
+        console.print(_table(verdict) if verdict.engines else escape(verdict.reason))
     statuses = [check.status for v in verdicts for engine in v.engines for check in engine.checks]
     console.print(", ".join(f"{statuses.count(status)} {status}" for status in _STYLES if status in statuses) or "nothing to verify")
 

@@ -64,9 +64,16 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return unwrapped(inner) if isinstance(inner, nn.Module) and len(list(model.children())) == 1 else model
 
 
-def cut_by_deepspeed(root: nn.Module) -> bool:
-    """Whether DeepSpeed's AutoTP has cut layers: into plain tensors, of which only it knows the whole."""
-    return any(hasattr(module, "tp_world_size") for module in root.modules())
+def mixed_by_deepspeed(root: nn.Module, trained: set[int]) -> bool:
+    """Whether DeepSpeed lays gradients that ranks share and others into one tensor, so that their sum over ranks counts some twice.
+
+    Args:
+        root: the user's model.
+        trained: ids of the optimizer's parameters.
+    """
+    cut = any(hasattr(module, "tp_world_size") for module in root.modules())  # by AutoTP
+    copied = any(getattr(p, "ds_pipe_replicated", False) and id(p) not in trained for p in root.parameters())  # at a pipeline's end
+    return cut or copied
 
 
 @contextlib.contextmanager
@@ -114,6 +121,7 @@ def holdings(optimizers: list[torch.optim.Optimizer]) -> dict[str, Any]:
     sharded = [p for p in params.values() if isinstance(p, DTensor)]
     return {
         "optimizers": sorted({type(o).__name__ for o in optimizers}),
+        "shapes": [list(p.shape) for p in params.values()],
         "num_params": sum(p.numel() for p in params.values()),
         "num_local": sum(local(p).numel() for p in params.values()),
         "num_states": sum(local(s).numel() for s in states.values()),

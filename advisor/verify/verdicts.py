@@ -46,6 +46,7 @@ class PlanVerdict:
     num_steps: int
     changes: tuple[str, ...]  # from the plan to what was run, in words
     engines: tuple[EngineVerdict, ...]
+    reason: str = ""  # why there is no engine, in a sentence; else ""
 
     @property
     def failed(self) -> bool:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from advisor.engines import ENGINES, EngineInput, read_plan
+from advisor.engines import ENGINES, EngineInput, read_plan, why_no_files
 from advisor.engines.checks import normalizes_batches
+from advisor.engines.plan_json import PLAN_FILE
 from advisor.engines.scripts import read_script
 from advisor.engines.types import Engine
 from advisor.errors import AdvisorError, ScriptError
@@ -39,6 +40,7 @@ from advisor.verify.verdicts import FAILED, NOT_HERE, Check, EngineVerdict, Plan
 from cost_models.types import Cluster
 
 RESULT_FILE = "verify.json"
+_PLAN_FOLDER = r"plan-(\d+)"
 #: A step without compared parameters, one with counted collectives, two that are timed.
 LEAST_STEPS = 4
 _CELL_LIMIT_S, _LOOK_LIMIT_S = 300.0, 300.0
@@ -62,7 +64,7 @@ def verify_advice(folder: Path, request: Request, plan: int | None = None) -> li
     """Run an advice's plans and write each one's verify.json.
 
     Args:
-        folder: of an advice.
+        folder: of an advice, or of one of its plans.
         request: engine, processes and steps.
         plan: rank of the only plan wanted.
 
@@ -70,6 +72,7 @@ def verify_advice(folder: Path, request: Request, plan: int | None = None) -> li
         AdvisorError: no advice, no such plan, an engine that can't express it, or processes can't be run at all.
     """
     verdicts = []
+    folder, plan = _advice_of(folder, plan)
     folders = _plan_folders(folder, plan)
     having = [one for one in folders if _has_files(one, request.engine)]
     for plan_folder in having or folders[:1]:  # where no plan has the engine, the first says why
@@ -79,10 +82,24 @@ def verify_advice(folder: Path, request: Request, plan: int | None = None) -> li
     return verdicts
 
 
+def _advice_of(folder: Path, plan: int | None) -> tuple[Path, int | None]:
+    """The advice and the rank of its plan, where a plan's folder is given."""
+    named = folder if folder.name else folder.resolve()
+    if not (found := re.fullmatch(_PLAN_FOLDER, named.name)) or not (named / PLAN_FILE).is_file():
+        return folder, plan
+    number = int(found[1])
+    if plan not in {None, number}:
+        raise AdvisorError(
+            f"{folder} is the folder of plan {number}, not of plan {plan}.",
+            hint=f"Run `advise verify {named.parent} --plan {plan}` for that one.",
+        )
+    return named.parent, number
+
+
 def _plan_folders(folder: Path, plan: int | None) -> list[Path]:
     if not folder.is_dir():
         raise AdvisorError(f"{folder} is not a folder.", hint="Give the folder that `advise` wrote, such as advice.")
-    numbered = {int(m[1]): p for p in folder.iterdir() if (m := re.fullmatch(r"plan-(\d+)", p.name)) and p.is_dir()}
+    numbered = {int(m[1]): p for p in folder.iterdir() if (m := re.fullmatch(_PLAN_FOLDER, p.name)) and p.is_dir()}
     if not numbered:
         raise AdvisorError(f"{folder} holds no plans.", hint="Give the folder that `advise` wrote, such as advice.")
     if plan is not None and plan not in numbered:
@@ -122,6 +139,8 @@ def verify_plan(folder: Path, request: Request) -> PlanVerdict:
     engines = _engines(advised, request.engine)
     num_processes, on_gpu = _processes(advised, request)
     found = _Verified(folder, advised, request, num_processes, on_gpu)
+    if not engines:
+        return dataclasses.replace(found.verdict(None, []), reason=why_no_files(advised))
     if advised.form not in {"functions", "script"}:
         return found.refused(engines, "only a trace is known, not the script")
     with tempfile.TemporaryDirectory(prefix="advise-verify-", ignore_cleanup_errors=True) as scratch:
@@ -177,7 +196,7 @@ class _Verified:
         try:
             shrunk, facts = self._look(scratch, args)
         except ScriptError as error:
-            return self.refused(engines, f"the script takes no step here: {error.message}")
+            return self.refused(engines, f"the script takes no step here: {starts.with_folder_hint(error.message)}")
         if why := why_too_large(facts.inp, shrunk.plan.world_size, trained=not self.on_gpu):
             return self.refused(engines, why, shrunk)
         run = Run(
@@ -235,7 +254,8 @@ class _Verified:
     def _checks(self, engine: Engine, run: Run, records: dict[str, list[dict[str, object]]], predicted: Prediction | None) -> list[Check]:
         alone = records[REFERENCE][0]
         if alone["code"]:
-            return [Check(name="runs", status=NOT_HERE, detail=f"one process alone fails: {compare.why_ended(alone)}")]
+            why = starts.with_folder_hint(compare.why_ended(alone))
+            return [Check(name="runs", status=NOT_HERE, detail=f"one process alone fails: {why}")]
         if not alone["steps"]:
             return [Check(name="runs", status=NOT_HERE, detail="one process alone takes no optimizer step")]
         return engine_checks(engine, run, records, predicted)

@@ -210,10 +210,11 @@ class Watch:
     def _note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         names = {id(p): name for name, p in self._named().items()}
         step = self.steps[-1]
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
         if len(self.steps) == 1:
             self._fsdp1_shards = tensors.fsdp1_shards(tensors.fsdp1_roots())
-            self.summary["hides_gradients"] = any(tensors.cut_by_deepspeed(root) for root in self._roots)
-        for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+            self.summary["hides_gradients"] = any(tensors.mixed_by_deepspeed(root, set(map(id, trained))) for root in self._roots)
+        for i, p in enumerate(trained):
             self._trained.add(id(p))
             name = names.get(id(p), f"flat {type(optimizer).__name__} {i} {id(p)}")
             gradient = None if p.grad is None else tensors.summed(p.grad)

@@ -1,4 +1,4 @@
-"""Profiles taken once for all end-to-end tests: the children that run user code dominate their time."""
+"""A profile taken once by each worker for its end-to-end tests: the children that run user code dominate their time."""
 
 from __future__ import annotations
 
@@ -25,13 +25,6 @@ def small_gpt2_folder(small_gpt2, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("profile")
     save_profile(small_gpt2, folder)
     return folder
-
-
-@pytest.fixture(scope="session")
-def examples() -> dict[str, StepProfile]:
-    """The four examples at full size, traced."""
-    names = ("gpt2", "resnet50", "llama3_8b", "two_device_copy")
-    return {name: advisor.profile(EXAMPLES / f"{name}.py", capture="traced") for name in names}
 
 
 @pytest.fixture

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
 import advisor
+from advisor.profiling.schema import StepProfile, save_profile
 from advisor.report.report import Report
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 OPTIONS = {
     "gpt2": {"gpu": "a100-sxm-80gb"},
@@ -16,6 +20,12 @@ OPTIONS = {
     "llama3_8b": {"gpu": "h100-sxm-80gb", "nodes": 2, "inter": "ib-ndr-8x"},
     "two_device_copy": {"gpu": "rtx-4090", "gpus_per_node": 2},
 }
+
+
+@pytest.fixture(scope="module")
+def examples() -> dict[str, StepProfile]:
+    """The four examples at full size, traced."""
+    return {name: advisor.profile(EXAMPLES / f"{name}.py", capture="traced") for name in OPTIONS}
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +99,12 @@ def test_reports_are_json_and_parts_sum_to_the_whole(reports, name):
         assert 0 < price["mfu"] < 1
         assert plan["plan"]["global_batch"] == data["inputs"]["global_batch"]
         assert plan["reasons"]
+
+
+def test_nothing_fits_says_by_how_much_and_what_would(advise, examples, tmp_path):
+    save_profile(examples["llama3_8b"], tmp_path / "profile")
+    code, _, err = advise("plan", tmp_path / "profile", "--gpu", "rtx-3090", "--gpus-per-node", "1", "--out", tmp_path / "advice")
+    assert code == 2
+    assert "GiB" in err
+    assert "would do" in err or "more memory" in err
+    assert not (tmp_path / "advice").exists()

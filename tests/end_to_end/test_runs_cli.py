@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 COLUMNS = [
-    "predicted_step_time_s", "predicted_low_s", "predicted_high_s", "predicted_peak_mem_gib", "predicted_fits", "predicted_mfu",
+    "predicted_step_time_s", "predicted_low_s", "predicted_high_s", "predicted_samples_per_s", "predicted_peak_mem_gib", "predicted_fits", "predicted_mfu",
     "predicted_breakdown", "assumed", "skipped_reason",
 ]  # fmt: skip
 HEADER = "model_name,gpu,n_gpus,seq_len,dp,tp,pp,zero_stage,micro_batch,global_batch,precision,step_time_s,peak_mem_gib,sweep_id"
@@ -67,6 +67,18 @@ def test_an_evaluation_says_how_far_off_and_ranks_the_sweep(advise, runs):
     assert got["overall"]["median_spearman"] == pytest.approx(1.0)
 
 
+def test_an_evaluation_says_what_was_not_measured_in_a_sentence(advise, runs, tmp_path):
+    table, part = pd.read_csv(runs), tmp_path / "part.csv"
+    table.drop(columns=["peak_mem_gib", "sweep_id"]).to_csv(part, index=False)
+    text = advise("evaluate", part)[1]
+    assert "No row has a measured peak memory" in text
+    assert "no ranking was judged" in text
+    table.drop(columns=["step_time_s"]).to_csv(part, index=False)
+    text = advise("evaluate", part)[1]
+    assert "No row has a measured step time, so only memory was compared." in text
+    assert not {"Empty DataFrame", "nan", "by_source"} & {*text.split(), *text.splitlines()}
+
+
 def test_a_calibration_serves_the_other_commands(advise, runs, tmp_path):
     own = tmp_path / "own.toml"
     code, text, _ = advise("calibrate", runs, "-o", own)
@@ -77,6 +89,18 @@ def test_a_calibration_serves_the_other_commands(advise, runs, tmp_path):
         json.loads(advise("evaluate", runs, "--json", *extra)[1])["overall"]["median_error_share"] for extra in ((), ("--calibration", own))
     )
     assert after < before
+
+
+def test_a_report_names_the_calibration_and_its_runs(advise, runs, small_gpt2_folder, tmp_path):
+    own, out = tmp_path / "own.toml", tmp_path / "advice"
+    advise("calibrate", runs, "-o", own)
+    text = " ".join(advise("plan", small_gpt2_folder, "--gpu", "a100", "--plans", 1, "--calibration", own, "--out", out)[1].split())
+    assert "own.toml, refitted on 5 runs of yours (left out in turn: median error" in text
+    report = json.loads((out / "report.json").read_text())
+    assert report["accuracy"]["file"] == report["inputs"]["options"]["calibration"] == str(own)
+    assert report["accuracy"]["num_own_runs"] == 5
+    assert 0 < report["accuracy"]["own_runs_median_share"] < 1
+    assert "refitted on 5 runs of yours" in (out / "report.html").read_text()
 
 
 def test_a_shape_table_names_what_is_not_built_in(advise, tmp_path):

@@ -79,6 +79,16 @@ def test_a_verified_advice_may_be_replaced(advice: Path, advise, unmeasured, sma
     assert code == 0, err
 
 
+def test_the_folder_of_a_plan_is_as_good_as_its_rank(advice: Path, advise, unmeasured) -> None:
+    (advice / "plan-1" / "train.py").write_text("def broken(:\n")
+    code, out, _ = advise("verify", advice / "plan-1", "--json")
+    assert code == 1
+    assert [verdict["folder"] for verdict in json.loads(out)["plans"]] == [str(advice / "plan-1")]
+    code, _, err = advise("verify", advice / "plan-1", "--plan", 2)
+    assert code == 2
+    assert f"is the folder of plan 1, not of plan 2. Run `advise verify {advice} --plan 2`" in " ".join(err.split())
+
+
 def test_gradients_that_are_not_averaged_fail(advice: Path, advise, unmeasured) -> None:
     file = advice / "plan-1" / "parallelize.py"
     text = file.read_text()
@@ -114,7 +124,7 @@ def test_a_script_that_takes_few_steps_or_none(small_gpt2_folder: Path, tmp_path
     assert advise("plan", small_gpt2_folder, "--gpu", "h100", "--gpus-per-node", 8, "--engine", "ddp", "--plans", 1, "--out", out)[0] == 0
     code, found = scripts_checks(advise, out, "--steps", 3)
     assert code == 0
-    assert found["runs"]["detail"] == "2 processes; the script takes 3 steps"
+    assert found["runs"]["detail"] == "2 processes; the script takes 3 steps, of which 2 can be compared"
     names = ("losses", "gradient norms", "final parameters", "sharding", "collectives")
     assert {name: found[name]["status"] for name in names} == dict.fromkeys(names, "passed")
     code, found = scripts_checks(advise, out, "--steps", 1)

@@ -36,7 +36,7 @@ def alone() -> dict:
     return {
         "code": 0,
         "steps": [step] * 3,
-        "holdings": {"num_states": 20, "num_local": 10, "num_params": 10, "placements": [], "meshes": []},
+        "holdings": {"num_states": 20, "num_local": 10, "num_params": 10, "placements": [], "meshes": [], "shapes": [[4, 2], [2]]},
     }
 
 
@@ -161,6 +161,25 @@ def holding(states: int, params: int) -> dict:
 )
 def test_sharding_is_what_the_plan_says(plan: Plan, ranks: list[tuple[int, int]], status: str) -> None:
     assert compare.check_sharding([holding(*one) for one in ranks], alone(), plan).status == status
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "placements", "held", "status"),
+    [
+        (3, ["(Shard(dim=0),)"], (40, 24, 24, 24), PASSED),  # the single row lies on the first rank, 2 of the 6 rows on three of them
+        (3, ["(Shard(dim=0),)"], (56, 24, 24, 8), FAILED),
+        (3, [], (28, 28, 28, 28), PASSED),
+        (3, [], (108, 4, 0, 0), FAILED),
+        (1, [], (96, 16, 0, 0), PASSED),  # whole tensors
+        (1, [], (112, 0, 0, 0), FAILED),
+    ],
+)
+def test_a_rank_may_hold_what_the_shapes_bring_about(zero_stage: int, placements: list, held: tuple, status: str) -> None:
+    whole = alone() | {"holdings": {"num_states": 112, "num_params": 112, "shapes": [[1, 16], [6, 16]]}}
+    ranks = [
+        rank(holdings={"num_states": n, "num_local": n, "num_params": 112, "placements": placements, "meshes": ["(4,)"]}) for n in held
+    ]
+    assert compare.check_sharding(ranks, whole, Plan(dp_shard_degree=4, zero_stage=zero_stage)).status == status
 
 
 @pytest.mark.parametrize(("tied_share", "status"), [(0.3, PASSED), (0.0, FAILED)])

@@ -65,7 +65,7 @@ def test_too_large_a_model_is_refused_with_figures_and_a_way_out(monkeypatch: py
     meta = ProfileMeta(script="train.py", num_params=8_000_000_000, param_dtype="bf16")
     inp = EngineInput(plan=Plan(), script="train.py", meta=meta)
     why = memory.why_too_large(inp, 2, trained=True)
-    assert why.startswith("2 processes with 8 billion parameters each need about 268 GiB of memory, 10 are free")
+    assert why.startswith("2 processes with 8 billion parameters each would take about 268 GiB of memory, of which 10 are free")
     assert "arguments that make it smaller after --" in why
     small = EngineInput(plan=Plan(), script="train.py", meta=ProfileMeta(script="train.py", num_params=1_000_000))
     assert memory.why_too_large(small, 2, trained=True) == ""

@@ -67,6 +67,27 @@ def test_a_row_for_each_check_and_a_line_of_summary() -> None:
     assert "1 passed, 1 failed, 1 not runnable here, 1 measured" in text
 
 
+def test_a_plan_without_files_says_why_in_one_line() -> None:
+    out = io.StringIO()
+    empty = PlanVerdict(folder="advice/plan-2", label="CP 8", shrunk_label="", num_processes=0, backend="gloo", num_steps=4, changes=(),
+                        engines=(), reason="No files, as no engine here can express this plan.")  # fmt: skip
+    print_verdicts([empty], Console(file=out, width=120))
+    assert out.getvalue().splitlines()[1:] == [
+        "advice/plan-2: CP 8",
+        "No files, as no engine here can express this plan.",
+        "nothing to verify",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "hinted"), [("No such file or directory: 'data/train.bin'", True), ("No such file or directory: '/x'", False)]
+)
+def test_a_file_that_is_sought_where_the_user_stands_is_said(message: str, hinted: bool) -> None:
+    said = starts.with_folder_hint(f"FileNotFoundError: [Errno 2] {message}.")
+    assert ("run `advise verify` from the folder in which the script itself is started" in said) == hinted
+    assert ("data/train.bin is looked for in " in said) == hinted
+
+
 def test_only_a_failure_fails() -> None:
     assert verdict(PASSED, FAILED).failed
     assert not verdict(PASSED, NOT_HERE, MEASURED).failed
