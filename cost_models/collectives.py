@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cost_models.cells import group_columns, unit_sizes
+from cost_models.cells import LOSS_SUMS, group_columns, unit_sizes
 from cost_models.stages import StageSplit, stage_split
 from cost_models.terms import pipeline, volumes
 from cost_models.traits import Runtime, load_runtime
@@ -136,12 +136,32 @@ class _Step:
             for kind, per_unit in (("all-reduce", calls.all_reduces), ("all-gather", calls.gathers), ("reduce-scatter", calls.scatters)):
                 size = self.total(per_unit * sizes["boundary_bytes"])
                 yield _charge(kind, "tp", tp, count=times * self.total(per_unit), size=times * size, purpose=purpose)
+        yield from self.adapters()
         yield from self.sequence_ends()
         logits, has_logits = self.total(sizes["logits_bytes"]), self.total(np.sign(sizes["logits_bytes"]))
         yield _charge("all-gather", "tp", tp, count=times * has_logits, size=times * logits, purpose="logits forward")
+        sums, has_sums = self.total(sizes["loss_bytes"]), LOSS_SUMS * self.total(np.sign(sizes["loss_bytes"]))
+        yield _charge("all-reduce", "tp", tp, count=times * has_sums, size=times * sums, purpose="loss forward")
         whole = times * float(sequence) * self.runtime.reduces_whole_gradients
         count, size = whole * self.total(sizes["whole_tensors"]), whole * self.total(sizes["whole_bytes"])
         yield _charge("all-reduce", "tp", tp, count=count, size=size, purpose="gradients of whole parameters")
+
+    def adapters(self) -> Iterator[Charge]:
+        """Low-rank outputs of divided inputs, summed forward, and low-rank input gradients of divided outputs, summed backward."""
+        once = np.ones_like(self.sizes["can_recompute"])
+        again = self.sizes["can_recompute"] * float(self.recomputes_gathers)
+        if self.plan.sequence_parallel:
+            row = (("reduce-scatter", "forward", once), ("all-gather", "backward", once), ("reduce-scatter", "recomputed", again))
+            column = (("all-gather", "forward", once), ("reduce-scatter", "backward", once), ("all-gather", "recomputed", again))
+        else:
+            row = (("all-reduce", "forward", once), ("all-reduce", "backward", 0 * once), ("all-reduce", "recomputed", again))
+            column = (("all-reduce", "forward", 0 * once), ("all-reduce", "backward", once), ("all-reduce", "recomputed", 0 * once))
+        times = self.plan.num_microbatches
+        for side, passes in (("row", row), ("column", column)):
+            calls, num_bytes = self.sizes[f"num_{side}_adapters"], self.sizes[f"{side}_adapter_bytes"]
+            for kind, purpose, share in passes:
+                count, size = self.total(calls * share), self.total(num_bytes * share)
+                yield _charge(kind, "tp", self.plan.tp_degree, count=times * count, size=times * size, purpose=f"adapters {purpose}")
 
     def sequence_ends(self) -> Iterator[Charge]:
         """Whole sequences after the last layer, and their gradients before the first: on the pipeline's two ends, whichever group they belong to."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cost_models.calibrate_io import Calibration
-from cost_models.cells import Cells
+from cost_models.cells import LOSS_SUMS, Cells
 from cost_models.pack import Packed
 from cost_models.price_plans import Constants, RankCosts, RingCosts, at_pair, machine_of, price_kinds, price_rings
 from cost_models.seconds import Seconds
@@ -117,10 +117,14 @@ def _links(packed: Packed, k: Mapping[str, FloatArray]) -> tuple[FloatArray, Flo
     context = passes * np.where(cp > 1, communication.ring(machine, k, cp, tp).seconds(cells.context_bytes * cp), 0.0)
     whole = 2.0 * cells.reduces_whole[of] * sequence * (cells.whole_tensors * ring.latency_s + cells.whole_bytes * ring.s_per_byte)
     logits = np.where(cells.logits_bytes > 0, ring.seconds(cells.logits_bytes), 0.0)
-    there = one * forward.ring_passes + experts + context / volumes.CONTEXT_PASSES
-    back = one * backward.ring_passes + whole + logits + experts + context * (1.0 - 1.0 / volumes.CONTEXT_PASSES)
+    loss = np.where(cells.loss_bytes > 0, 2.0 * LOSS_SUMS * ring.seconds(cells.loss_bytes / LOSS_SUMS), 0.0)
+    rows, columns = (calls * ring.latency_s + size * ring.s_per_byte for calls, size in (
+        (cells.num_row_adapters, cells.row_adapter_bytes), (cells.num_column_adapters, cells.column_adapter_bytes)))  # fmt: skip
+    adapters_there, adapters_back = (np.where(inside > 0, rows + columns, 2.0 * summed) for summed in (rows, columns))
+    there = one * forward.ring_passes + adapters_there + experts + context / volumes.CONTEXT_PASSES
+    back = one * backward.ring_passes + adapters_back + whole + logits + loss + experts + context * (1.0 - 1.0 / volumes.CONTEXT_PASSES)
     selective = cells.selective_gathers * one * partly.ring_passes + cells.selective_sums * experts
-    return there + back, there, one * again.ring_passes + experts, selective
+    return there + back, there, one * again.ring_passes + adapters_there + experts, selective
 
 
 def _price_ranks(packed: Packed, units: _Units) -> RankCosts:

@@ -104,6 +104,10 @@ class LayerGroup:
     boundary_bytes: float = 0.0  # output handed to the next group, per sample; also what full recomputation keeps
     temporary_bytes: float = 0.0  # largest short-lived working set of forward or backward, per sample
     num_tp_collectives: float = 0.0  # all-reduces of boundary_bytes in a forward pass under tensor parallelism
+    num_row_adapters: float = 0.0  # low-rank products whose input tensor parallelism divides: one sum of their outputs in a forward pass
+    num_column_adapters: float = 0.0  # the same whose output it divides: one sum of input gradients in a backward pass
+    row_adapter_bytes: float = 0.0  # what they sum, per sample
+    column_adapter_bytes: float = 0.0
     can_recompute: bool = False  # the engines can checkpoint this group's repeats
     can_cut: bool = False  # a pipeline stage may end after a repeat
     param_shapes: tuple[ParamShape, ...] = ()  # in order of use, for bucket and shard boundaries; () unknown
@@ -147,6 +151,7 @@ class Workload:
     num_active_experts: int = 0
     tied_params: float = 0.0  # parameters shared by the first and the last stage of a pipeline
     logits_bytes: float = 0.0  # logits and loss temporaries alive at once, per sample
+    cuts_loss: bool = False  # nothing but a cross-entropy sees the logits: tensor ranks may each keep their part of the vocabulary
     input_bytes: float = 0.0  # host-to-device copy per sample
     buffer_bytes: float = 0.0  # module buffers: what DDP broadcasts before a forward pass
     resident_bytes: float = 0.0  # on every rank whatever the plan: buffers, models that are never trained (EMA, teacher, frozen tower)

@@ -106,3 +106,17 @@ def check_constants(name: str, text: str, expected: Mapping[str, int]) -> list[s
     return [
         f"{name}: {key} is {found.get(key, 'missing')}, the plan says {value}" for key, value in expected.items() if found.get(key) != value
     ]
+
+
+def check_literals(name: str, text: str, expected: Mapping[str, str]) -> list[str]:
+    """Compare what names are assigned at the top level with expressions, however either is laid out."""
+    assigned = {
+        node.targets[0].id: node.value
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    return [
+        f"{name}: {key} is not {value}"
+        for key, value in expected.items()
+        if key not in assigned or ast.dump(assigned[key]) != ast.dump(ast.parse(value, mode="eval").body)
+    ]

@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO 0 to 3, with offloading to the host and split layers (AutoTP)."""
+"""DeepSpeed ZeRO 0 to 3, with offloading to the host, split layers (AutoTP) or its pipeline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from advisor.engines import common, ds_schema, trainfile
+from advisor.engines import common, deepspeed_pipeline, ds_schema, trainfile
 from advisor.engines.types import EngineInput
 from cost_models.types import Plan
 
@@ -19,18 +19,19 @@ FOLDER = ""
 TRAIN_FILE = "train_deepspeed.py"
 CONFIG_FILE, HOST_FILE = "ds_config.json", "hostfile"
 ABOUT: Mapping[str, str] = {
-    CONFIG_FILE: "the plan for DeepSpeed",
+    CONFIG_FILE: "the plan for DeepSpeed (`pip install deepspeed`)",
     TRAIN_FILE: "the same training through DeepSpeed",
     HOST_FILE: "for DeepSpeed's own launcher, in place of torchrun: put your nodes' names in, then, in this folder, `deepspeed --hostfile hostfile train_deepspeed.py`",
+    **deepspeed_pipeline.ABOUT,
 }
 
 
 def supports(plan: Plan, model: Mapping[str, Any]) -> str:
     """Empty when DeepSpeed can express the plan, else why not."""
-    if plan.pp_degree > 1:
-        return "its pipeline wants the model written as a list of layers"
     if plan.cp_degree > 1 or plan.ep_degree > 1:
         return "its context and expert parallelism are not written"
+    if plan.pp_degree > 1 and (reason := deepspeed_pipeline.why_not(plan, model)):
+        return reason
     if plan.tp_degree > 1 and (reason := _why_not_split(plan, model)):
         return reason
     if plan.zero_stage and plan.dp_replicate_degree > 1 and plan.dp_shard_degree > 1:
@@ -59,11 +60,14 @@ def files(inp: EngineInput, script_path: str) -> dict[str, str]:
     texts = {CONFIG_FILE: json.dumps(config(inp), indent=2) + "\n"}
     if inp.num_nodes > 1:
         texts[HOST_FILE] = hosts(inp)
+    if inp.plan.pp_degree > 1:
+        texts |= deepspeed_pipeline.files(inp)
     half = "" if inp.meta.autocast_dtype else common.half_dtype(inp)
     recompute = "none" if inp.meta.uses_checkpointing else inp.plan.recompute
     extra = {
         "cast_inputs": f"torch.{half}" if half else "", "recompute": recompute, "needs_blocks": recompute != "none",
         "block_patterns": common.block_patterns(inp.model), "checkpointed": common.checkpointed("block", recompute),
+        **deepspeed_pipeline.train_context(inp.plan),
     }  # fmt: skip
     return texts | trainfile.train_file(inp, engine=NAME, file_name=TRAIN_FILE, script_path=script_path, extra=extra)
 
@@ -89,6 +93,8 @@ def config(inp: EngineInput) -> dict[str, Any]:
     }
     if plan.offload:
         made["zero_force_ds_cpu_optimizer"] = False  # the script's torch optimizer steps on the host
+    if plan.pp_degree > 1:
+        made["pipeline"] = deepspeed_pipeline.section()
     if plan.tp_degree > 1:
         made["tensor_parallel"] = _split(plan, inp.model)
     half = {"bf16": "bfloat16", "fp16": "float16"}.get(meta.autocast_dtype, "")
@@ -115,8 +121,8 @@ def _split(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
 def _zero(plan: Plan) -> dict[str, Any]:
     # ZeRO 0 would clip each rank of a tensor group by its own norm; on one data rank stage 1 shards nothing
     zero: dict[str, Any] = {"stage": max(plan.zero_stage, 1) if plan.tp_degree > 1 else plan.zero_stage}
-    if zero["stage"]:
-        zero |= {"overlap_comm": True, "contiguous_gradients": True}
+    if zero["stage"]:  # a pipeline's gradients are reduced at the step's end: nothing to overlap with, and no use for buffers
+        zero |= {"overlap_comm": plan.pp_degree == 1, "contiguous_gradients": plan.pp_degree == 1}
     if plan.zero_stage == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     if plan.offload:
@@ -136,6 +142,8 @@ def validate(files: Mapping[str, str], inp: EngineInput) -> list[str]:
     elsewhere than priced, Python that doesn't compile.
     """
     problems = trainfile.check(files, inp, TRAIN_FILE)
+    if inp.plan.pp_degree > 1 and not problems:
+        problems = deepspeed_pipeline.validate(files, inp)
     text = files.get(CONFIG_FILE)
     if text is None:
         return [*problems, f"{CONFIG_FILE} is missing"]

@@ -14,7 +14,7 @@ KEYS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
         "gradient_clipping": (int, float), "steps_per_print": (int,), "wall_clock_breakdown": (bool,), "prescale_gradients": (bool,),
         "communication_data_type": (str,), "zero_allow_untested_optimizer": (bool,), "zero_force_ds_cpu_optimizer": (bool,),
         "zero_optimization": (dict,), "bf16": (dict,), "fp16": (dict,), "torch_autocast": (dict,), "optimizer": (dict,), "scheduler": (dict,),
-        "data_types": (dict,), "tensor_parallel": (dict,), "activation_checkpointing": (dict,), "checkpoint": (dict,),
+        "data_types": (dict,), "tensor_parallel": (dict,), "pipeline": (dict,), "activation_checkpointing": (dict,), "checkpoint": (dict,),
     },
     "zero_optimization": {
         "stage": (int,), "contiguous_gradients": (bool,), "reduce_scatter": (bool,), "reduce_bucket_size": (int,),
@@ -42,6 +42,7 @@ KEYS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "scheduler": {"type": (str,), "params": (dict,)},
     "tensor_parallel": {"autotp_size": (int,), "tp_overlap_comm": (bool,), "partition_config": (dict,)},
     "tensor_parallel.partition_config": {"use_default_specs": (bool,), "layer_specs": (list,)},
+    "pipeline": {"activation_checkpoint_interval": (int,), "pipe_partitioned": (bool,), "grad_partitioned": (bool,), "use_reentrant": (bool,)},
     "data_types": {"grad_accum_dtype": (str,)},
     "activation_checkpointing": {
         "partition_activations": (bool,), "cpu_checkpointing": (bool,), "contiguous_memory_optimization": (bool,),

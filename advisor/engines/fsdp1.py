@@ -48,11 +48,13 @@ def supports(plan: Plan, model: Mapping[str, Any]) -> str:
 
 
 def files(inp: EngineInput, script_path: str) -> dict[str, str]:
-    """parallelize.py and, for a file of functions, train.py."""
+    """parallelize.py and, where the script allows it, train.py."""
     strategy = _strategy(inp.plan)
     extra = {
         "launch": torchrun_line(inp, f"{inp.folder or '.'}/{FOLDER}/{TRAIN_FILE}"),
-        "replicas_only": strategy == "NO_SHARD", "whole_states": strategy == "NO_SHARD" or inp.plan.dp_shard_degree == 1,
+        "replicas_only": strategy == "NO_SHARD", "saves_together": strategy != "NO_SHARD",
+        "no_syncs": strategy == "NO_SHARD" and inp.plan.num_microbatches > 1,
+        "whole_states": strategy == "NO_SHARD" or inp.plan.dp_shard_degree == 1,
     }  # fmt: skip
     texts = {"parallelize.py": render_python("fsdp1/parallelize.py.j2", _context(inp))}
     return texts | trainfile.train_file(inp, engine=NAME, file_name=TRAIN_FILE, script_path=script_path, extra=extra)

@@ -11,7 +11,7 @@ _LINE_LENGTH = 140
 _STANDARD = {
     **{name: name for name in (
         "argparse", "collections", "contextlib", "copy", "datetime", "functools", "gc", "inspect", "io", "itertools", "json", "math", "os", "random", "re",
-        "resource", "runpy", "shlex", "statistics", "sys", "time", "types",
+        "resource", "runpy", "shlex", "shutil", "statistics", "sys", "time", "types", "warnings",
     )},
     "importlib": "importlib.util", "Mapping": "collections.abc:Mapping", "Path": "pathlib:Path", "Callable": "collections.abc:Callable",
     "Iterator": "collections.abc:Iterator", "Any": "typing:Any", "Future": "concurrent.futures:Future",
@@ -22,6 +22,8 @@ _THIRD = {
     "pl": "lightning.pytorch as pl",
     **{name: f"colossalai.booster.plugin:{name}" for name in ("GeminiPlugin", "HybridParallelPlugin", "LowLevelZeroPlugin", "TorchDDPPlugin")},
     **{name: f"lightning.pytorch.strategies:{name}" for name in ("DDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")},
+    **{name: f"deepspeed.pipe:{name}" for name in ("LayerSpec", "PipelineModule", "TiedLayerSpec")},
+    "PipelineEngine": "deepspeed.runtime.pipe.engine:PipelineEngine",
     "deepspeed": "deepspeed", "numpy": "numpy", "torch": "torch", "dist": "torch.distributed as dist", "nn": "torch:nn",
     "DataLoader": "torch.utils.data:DataLoader", "DistributedSampler": "torch.utils.data:DistributedSampler",
     "IterableDataset": "torch.utils.data:IterableDataset", "DTensor": "torch.distributed.tensor:DTensor",
@@ -40,7 +42,7 @@ _THIRD = {
     "distribute_tensor": "torch.distributed.tensor:distribute_tensor", "Placement": "torch.distributed.tensor:Placement",
     "Replicate": "torch.distributed.tensor:Replicate", "Shard": "torch.distributed.tensor:Shard",
     **{name: f"torch.distributed.tensor.parallel:{name}" for name in (
-        "ColwiseParallel", "ParallelStyle", "RowwiseParallel", "SequenceParallel", "parallelize_module",
+        "ColwiseParallel", "ParallelStyle", "RowwiseParallel", "SequenceParallel", "loss_parallel", "parallelize_module",
     )},
     "checkpoint": "torch.utils.checkpoint:checkpoint", "CheckpointPolicy": "torch.utils.checkpoint:CheckpointPolicy",
     "create_selective_checkpoint_contexts": "torch.utils.checkpoint:create_selective_checkpoint_contexts",
@@ -48,12 +50,18 @@ _THIRD = {
     **{name: f"torch.distributed.pipelining:{name}" for name in ("ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B")},
     **{name: f"torch.utils._pytree:{name}" for name in ("tree_flatten", "tree_unflatten")},
     "dcp": "torch.distributed.checkpoint as dcp", "CheckpointException": "torch.distributed.checkpoint.api:CheckpointException", "DefaultLoadPlanner": "torch.distributed.checkpoint:DefaultLoadPlanner",
-    **{name: f"torch.distributed.checkpoint.state_dict:{name}" for name in ("StateDictOptions", "get_state_dict", "set_state_dict")},
+    **{name: f"torch.distributed.checkpoint.state_dict:{name}" for name in (
+        "StateDictOptions", "get_model_state_dict", "get_optimizer_state_dict", "get_state_dict", "set_model_state_dict", "set_optimizer_state_dict",
+        "set_state_dict",
+    )},
 }  # fmt: skip
 _LOCAL = {
-    **{name: f"stages:{name}" for name in ("Pipeline", "Stage", "StandIn", "keep_stages")},
+    "cut_into_stages": "deepspeed_pipeline:cut_into_stages",
+    **{name: f"deepspeed_stages:{name}" for name in ("DeepSpeedPipeline", "SharedWeight", "StageLayer")},
+    **{name: f"stages:{name}" for name in ("Stage", "StandIn", "keep_stages")},
+    "Pipeline": "run_stages:Pipeline",
     **{name: f"split_layers:{name}" for name in ("FirstCall", "Whole", "join_sequence", "split_layers", "split_sequence")},
-    "parallelize": "parallelize:parallelize", "Checkpoints": "train_checkpoints:Checkpoints",
+    "keep_logits_cut": "cut_loss:keep_logits_cut", "parallelize": "parallelize:parallelize", "Checkpoints": "train_checkpoints:Checkpoints",
     **{name: f"train_helpers:{name}" for name in (
         "Metrics", "RandomStates", "draw", "mark_newest", "newest_checkpoint", "parse_options", "random_states", "seed_everything",
         "set_random_states", "warm_up",

@@ -18,6 +18,10 @@ ABOUT = {
     "launch/pytorchjob.yaml": "the same for the Kubeflow training operator",
     "launch/skypilot.yaml": "a SkyPilot task",
 }
+#: What pip must install beside torch for an engine's files, by the engine's name.
+PACKAGES = {"deepspeed": "deepspeed", "accelerate": "accelerate", "trainer": "transformers accelerate", "lightning": "lightning"}
+#: The one train file in a plan's own folder that needs more than torch.
+DEEPSPEED_FILE = "train_deepspeed.py"
 #: SkyPilot's names by beginnings of the catalogue's (`sky show-gpus`); the first that fits counts. GPUs that no cloud lends have none.
 _SKYPILOT = {
     "a100-sxm-80gb": "A100-80GB", "a100-pcie-80gb": "A100-80GB", "a100-": "A100", "a10g": "A10G", "a10": "A10", "b200": "B200", "b300": "B300",
@@ -57,7 +61,8 @@ def _context(inp: EngineInput, trains: list[str]) -> dict[str, Any]:
     others = [("Worker", inp.num_nodes - 1)] if inp.num_nodes > 1 else []
     return {
         "label": inp.plan.label(), "num_nodes": inp.num_nodes, "gpus_per_node": inp.gpus_per_node, "files": trains,
-        "folder": shlex.quote(str(folder)), "train": shlex.quote(str(folder / trains[0])), "launcher": str(folder / "launch.sh"),
+        "folder": shlex.quote(str(folder)), "train": shlex.quote(str(folder / trains[0])),
+        "packages": {name: PACKAGES["deepspeed"] for name in trains if name == DEEPSPEED_FILE}, "launcher": str(folder / "launch.sh"),
         "name": job_name(inp), "roles": [("Master", 1), *others], "accelerator": skypilot_name(inp.gpu),
         "gpu_resource": "amd.com/gpu" if inp.gpu.startswith("mi") else "nvidia.com/gpu",
     }  # fmt: skip

@@ -39,6 +39,8 @@ def supports(plan: Plan, model: Mapping[str, Any]) -> str:
         return "it has no pipeline"
     if plan.cp_degree > 1 or plan.ep_degree > 1:
         return "its strategies split neither sequences nor experts"
+    if plan.tp_degree > 1 and plan.zero_stage == 1 and plan.num_microbatches > 1:
+        return "its loop reduces gradients in every micro-batch, as ZeRO-2 does"
     if strategy_name(plan) == "ModelParallelStrategy":
         return tensor_parallel.supports(plan, model) if plan.tp_degree > 1 else fsdp2.supports(plan, model)
     if plan.zero_stage and plan.dp_replicate_degree > 1 and plan.dp_shard_degree > 1:

@@ -19,11 +19,13 @@ TITLE = "PyTorch pipelines"
 RUNTIMES: tuple[str, ...] = ("torch-tp",)
 FOLDER = ""
 TRAIN_FILE = "train.py"
-STAGES_FILE, LAYERS_FILE = "stages.py", "split_layers.py"
+STAGES_FILE, RUN_FILE, LAYERS_FILE, LOSS_FILE = "stages.py", "run_stages.py", "split_layers.py", "cut_loss.py"
 ABOUT: Mapping[str, str] = {
     "parallelize.py": "`parallelize(model, loss_fn)` for your own loop: which modules are on which stage, and the schedule",
     STAGES_FILE: "how a stage runs its part of the model without a change to the model's code; PyTorch only, made to be read",
+    RUN_FILE: "how a rank runs its stages by a schedule: forward, backward, clipping",
     LAYERS_FILE: "how the products of a layer are cut over a tensor group",
+    LOSS_FILE: "the cross-entropy of logits that are cut by vocabulary",
     "train.py": common.ABOUT_TRAIN, **trainfile.ABOUT_HELPERS,
 }  # fmt: skip
 _LINE_LENGTH = 140
@@ -67,16 +69,24 @@ def files(inp: EngineInput, script_path: str) -> dict[str, str]:
     """parallelize.py, stages.py and, where the script has its loss as a function, train.py."""
     texts = {
         "parallelize.py": render_python("pipeline/parallelize.py.j2", _context(inp)),
-        STAGES_FILE: render_python("pipeline/stages.py.j2", {}),
+        STAGES_FILE: stages_text(),
+        RUN_FILE: render_python("pipeline/run_stages.py.j2", {}),
     }
     if inp.plan.tp_degree > 1:
         split = tensor_parallel.split_context(inp.model, sequence_parallel=inp.plan.sequence_parallel)
         texts[LAYERS_FILE] = render_python("pipeline/split_layers.py.j2", split)
+        if tensor_parallel.loss_context(inp, _vocabulary(inp))["cut_logits"]:
+            texts[LOSS_FILE] = render_python("tensor_parallel/cut_loss.py.j2", {})
     extra = {
         "trained": "pipeline", "trained_parameter": "pipeline: Pipeline", "trained_module": "pipeline.model",
         "losses_per_step": f"WORLD_SIZE // {inp.plan.pp_degree} * NUM_MICROBATCHES",
     }  # fmt: skip
     return texts | trainfile.train_file(inp, engine=NAME, file_name=TRAIN_FILE, script_path=script_path, extra=extra)
+
+
+def stages_text() -> str:
+    """The content of stages.py, which depends on no plan."""
+    return render_python("pipeline/stages.py.j2", {})
 
 
 def stages_of(plan: Plan, model: Mapping[str, Any]) -> list[list[str]]:
@@ -100,8 +110,8 @@ def _context(inp: EngineInput) -> dict[str, Any]:
     dtype = common.half_dtype(inp)
     schedule, reason = _schedule(plan)
     return {
-        "title": _title(plan, recompute), "summary": _summary(plan), "num_microbatches": plan.num_microbatches,
-        "stages": [_listed(stage) for stage in stages], "tied": _tied(stages, inp.model), "zero_stage": plan.zero_stage,
+        "title": title(plan, recompute), "summary": _summary(plan), "num_microbatches": plan.num_microbatches,
+        "stages": [listed(stage) for stage in stages], "tied": tied_ends(stages, inp.model), "zero_stage": plan.zero_stage,
         "experts": bool(inp.model.get("num_experts")),
         "block_patterns": common.block_patterns(inp.model), "needs_blocks": shards or recompute != "none" or plan.tp_degree > 1, "recompute": recompute,
         "checkpointed": common.checkpointed("layer", recompute), "mesh_shape": tuple(mesh.values()), "mesh_names": tuple(mesh),
@@ -111,9 +121,14 @@ def _context(inp: EngineInput) -> dict[str, Any]:
         "fp32_scores": bool(dtype) and shards and not read_script(trainfile.script_file(inp)).computes_own_loss,
         "interleaved": plan.virtual_stages > 1, "schedule": schedule, "schedule_reason": reason,
         "tp_degree": plan.tp_degree, "sequence_parallel": plan.sequence_parallel,
-        "vocabulary": tensor_parallel.vocabulary_tables(inp) if plan.tp_degree > 1 and not inp.model.get("tied") else [], "first_layer": layers[0], "last_layer": layers[-1],
-        "alternative": _ALTERNATIVE,
+        "vocabulary": _vocabulary(inp), **tensor_parallel.loss_context(inp, _vocabulary(inp)), "first_layer": layers[0], "last_layer": layers[-1],
+        "alternative": _ALTERNATIVE, "scaler": inp.precision == "fp16",
     }  # fmt: skip
+
+
+def _vocabulary(inp: EngineInput) -> list[Mapping[str, Any]]:
+    """Tables and heads that are cut by rows; those that both ends share stay whole."""
+    return tensor_parallel.vocabulary_tables(inp) if inp.plan.tp_degree > 1 and not inp.model.get("tied") else []
 
 
 def _shards(plan: Plan) -> bool:
@@ -136,7 +151,8 @@ def _inside(plan: Plan) -> str:
     return ", ".join(parts + [split] * (plan.tp_degree > 1))
 
 
-def _title(plan: Plan, recompute: str) -> str:
+def title(plan: Plan, recompute: str) -> str:
+    """The plan's stages and what is inside of them, in a sentence."""
     schedule = {"gpipe": "GPipe", "interleaved": "interleaved 1F1B"}.get(plan.schedule, "1F1B")
     stages = f"{plan.pp_degree} ranks with {plan.virtual_stages} stages each" if plan.virtual_stages > 1 else f"{plan.pp_degree} stages"
     parts = [f"Pipeline of {stages}, {schedule}", _inside(plan), f"{recompute} recomputation" if recompute != "none" else ""]
@@ -159,7 +175,7 @@ def _schedule(plan: Plan) -> tuple[str, str]:
     return "Schedule1F1B", ""
 
 
-def _tied(stages: Sequence[Sequence[str]], model: Mapping[str, Any]) -> list[tuple[str, str]]:
+def tied_ends(stages: Sequence[Sequence[str]], model: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Names of weights that both the first and the last stage use, as the first and as the last call them."""
 
     def lies_on(name: str, stage: Sequence[str]) -> bool:
@@ -169,7 +185,7 @@ def _tied(stages: Sequence[Sequence[str]], model: Mapping[str, Any]) -> list[tup
     return [(a, b) for a, b in pairs if lies_on(a, stages[0]) and lies_on(b, stages[-1])]
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """A list of names as Python; runs of numbered ones as a generator."""
     parts: list[str] = []
     for (pattern, _offset), run in itertools.groupby(enumerate(names), key=_numbered):
@@ -211,14 +227,9 @@ def _check_parallelize(text: str, inp: EngineInput) -> list[str]:
     """Micro-batches, cut, mesh and schedule against the plan."""
     plan, tree, stages = inp.plan, ast.parse(text), stages_of(inp.plan, inp.model)
     problems = common.check_constants("parallelize.py", text, {"NUM_MICROBATCHES": plan.num_microbatches})
-    tied, mesh, schedule = _tied(stages, inp.model), _mesh(plan), _schedule(plan)[0]
-    lists = {"STAGES": f"[{', '.join(map(_listed, stages))}]", **({"TIED": repr_like_ruff(tied)} if tied else {})}
-    assigned = {
-        node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }
-    for name, value in lists.items():
-        if name not in assigned or ast.dump(assigned[name]) != ast.dump(ast.parse(value, mode="eval").body):
-            problems.append(f"parallelize.py: {name} is not {value}")
+    tied, mesh, schedule = tied_ends(stages, inp.model), _mesh(plan), _schedule(plan)[0]
+    lists = {"STAGES": f"[{', '.join(map(listed, stages))}]", **({"TIED": repr_like_ruff(tied)} if tied else {})}
+    problems += common.check_literals("parallelize.py", text, lists)
     calls = {node.func.id: node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     wanted = f"init_device_mesh(device.type, {repr_like_ruff(tuple(mesh.values()))}, mesh_dim_names={repr_like_ruff(tuple(mesh))})"
     if "init_device_mesh" not in calls or ast.unparse(calls["init_device_mesh"]) != ast.unparse(ast.parse(wanted)):

@@ -13,7 +13,7 @@ from advisor.engines.environment import render
 from advisor.engines.scripts import ScriptFacts, read_script
 from advisor.engines.types import EngineInput, Support
 
-_DEEPSPEED = "train_deepspeed.py"
+_DEEPSPEED = launch.DEEPSPEED_FILE
 #: What an offloading plan keeps on the host, by whether parameters are sharded too.
 _HOST = {False: "optimizer states", True: "parameters, gradients and optimizer states"}
 #: Files that belong to no single engine.
@@ -46,11 +46,17 @@ def readme(
         "num_nodes": inp.num_nodes, "gpus_per_node": inp.gpus_per_node, "precision": inp.precision,
         "files": {name: lines[name] for name in texts if name in lines}, "refusals": refusals,
         "engines": [e for e in engines if not e.supported and not e.reason.startswith("there is nothing")],
-        "launch": list(starts.values()), "notes": _notes(inp, trains),
+        "launch": list(starts.values()), "packages": _packages(starts), "notes": _notes(inp, trains),
         "changes": _changes(inp, trains), "checks": checks(inp, script_path), "host": _HOST[inp.plan.zero_stage == 3] if inp.plan.offload else "nothing",
         "start": "From this folder" if inp.folder in {"", "."} else "From the folder in which you ran `advise`",
     }  # fmt: skip
     return render("common/README.md.j2", context)
+
+
+def _packages(starts: Mapping[str, str]) -> list[str]:
+    """What launch lines need beside torch, and which files those are."""
+    files = {"deepspeed": _DEEPSPEED}
+    return [f"`pip install {launch.PACKAGES[name]}` for `{files.get(name, f'{name}/')}`" for name in starts if name in launch.PACKAGES]
 
 
 def _changes(inp: EngineInput, trains: list[str]) -> str:
@@ -87,7 +93,8 @@ def _data_notes(inp: EngineInput, facts: ScriptFacts) -> list[str]:
          "clipping and learning-rate schedules wait for the last of them."),
         (True, "What the script prints is rank 0's view: losses of its micro-batch, metrics of its share of a validation set."),
         (True, "Losses must be means over the batch: gradients are averaged over ranks."),
-        (True, "Checkpoints, restarts, evaluation and schedules are the script's own. A file that declares `build_model`, `make_batch` and `loss_fn` "
+        (True, "Checkpoints, restarts, evaluation and schedules are the script's own. No restart is added: the script's counters, the schedules that "
+         "follow them and the files that it writes can't be set from outside, and would start over beside restored weights. A file that declares `build_model`, `make_batch` and `loss_fn` "
          "gets a train file with asynchronous checkpoints, restarts, evaluation, warm-up and metrics."),
         (loads and plan.global_batch > alone, f"The data set stays as it is, so an epoch has fewer optimizer steps: each takes {plan.global_batch} "
          f"samples, the script alone {alone}. Schedules that count steps end earlier."),
@@ -107,6 +114,8 @@ def _saving_notes(inp: EngineInput, facts: ScriptFacts, trains: list[str]) -> li
     checked = (
         (facts.saves and together, f"{where}: in {files} all ranks take part in `torch.save`, so all must reach it. None may decide that {own}. A rank "
          "that saves alone waits 60 s for the others, says so and stops the run."),
+        (facts.saves and "train.py" in trains and plan.zero_stage >= 2 and plan.tp_degree == 1, "In `train.py` what the script saves is whole, and "
+         "what it loads by `load_state_dict` is cut for the ranks: its own way to resume works."),
         (facts.saves_conditionally and "train.py" in trains and plan.zero_stage < 2 and plan.tp_degree == 1, f"{where}: rank 0 alone writes, in "
          "`train.py` also where it decides from its own micro-batch's loss."),
         (facts.saves and _DEEPSPEED in trains, f"In `{_DEEPSPEED}` `torch.save(value, NAME)` doesn't do as in the script: it writes DeepSpeed's own "

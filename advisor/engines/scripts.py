@@ -18,7 +18,7 @@ _DISTRIBUTED = (
 _TRAINERS = ("Trainer", "SFTTrainer", "Seq2SeqTrainer")
 
 #: Engines whose train file has a loop of its own, and so needs the functions.
-_OWN_LOOP = {"accelerate", "fsdp1", "trainer", "lightning"}
+_OWN_LOOP = {"accelerate", "trainer", "lightning"}
 
 #: Variables that torchrun and the train file set by themselves.
 _LAUNCHERS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"}
@@ -112,7 +112,7 @@ def why_not_run(inp: EngineInput, facts: ScriptFacts, *, engine: str) -> str:
         return "only a trace is known, not the script"
     if engine in _OWN_LOOP:
         return "its loop needs a file that declares build_model, make_batch and loss_fn"
-    if engine == "pipeline":
+    if inp.plan.pp_degree > 1:
         return "the stages call the loss by themselves, which needs a file that declares build_model, make_batch and loss_fn"
     meta, plan = inp.meta, inp.plan
     used = next((n for n in (*_DISTRIBUTED, *_TRAINERS) if n in facts.names), "")
@@ -129,6 +129,8 @@ def why_not_run(inp: EngineInput, facts: ScriptFacts, *, engine: str) -> str:
         (engine != "deepspeed" and inp.precision == "fp16" and meta.param_dtype == "fp32" and not meta.uses_grad_scaler,
          "fp16 gradients need dynamic loss scaling and the script has none: take bf16, or add a torch.amp.GradScaler"),
         (engine == "deepspeed" and meta.uses_grad_scaler, "the script scales its loss itself, and so would DeepSpeed: take its GradScaler out"),
+        (engine == "fsdp1" and meta.uses_grad_scaler, "the script's GradScaler sees this rank's shards alone, and ranks would skip different "
+         "steps: use FSDP2, or torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler with parallelize.py"),
         (engine != "ddp" and bool(meta.other_models), f"a second model ({', '.join(meta.other_models)}) is kept beside the trained one, and "
          "can't be mixed with sharded weights"),
     )  # fmt: skip
@@ -141,8 +143,6 @@ def _why_not_functions(inp: EngineInput, facts: ScriptFacts, engine: str) -> str
         return f"{Path(inp.script).name} declares no {' and no '.join(missing)}, which a training loop needs"
     if engine == "accelerate" and (inp.plan.tp_degree > 1 or inp.plan.pp_degree > 1):
         return "Megatron-LM builds the model and reads the data by itself"
-    if engine == "pipeline" and inp.precision == "fp16":
-        return "all stages would have to agree on the loss scale that fp16 needs; take bf16"
     return ""
 
 

@@ -19,10 +19,11 @@ TITLE = "PyTorch tensor parallelism"
 RUNTIMES: tuple[str, ...] = ("torch-tp",)
 FOLDER = ""
 TRAIN_FILE = "train.py"
-LAYERS_FILE = "split_layers.py"
+LAYERS_FILE, LOSS_FILE = "split_layers.py", "cut_loss.py"
 ABOUT: Mapping[str, str] = {
     "parallelize.py": common.ABOUT_PARALLELIZE,
     LAYERS_FILE: "how the products of a layer are cut over a tensor group; PyTorch only, made to be read",
+    LOSS_FILE: "the cross-entropy of logits that are cut by vocabulary; PyTorch only, made to be read",
     "train.py": common.ABOUT_TRAIN,
     **trainfile.ABOUT_HELPERS,
 }
@@ -37,8 +38,6 @@ def supports(plan: Plan, model: Mapping[str, Any]) -> str:
         return "there is nothing to split"
     if plan.pp_degree > 1 or plan.cp_degree > 1 or plan.ep_degree > 1:
         return "pipelines, context and expert parallelism are not written"
-    if plan.zero_stage == 1:
-        return "ZeroRedundancyOptimizer can't hold split layers (DTensors); ZeRO-2 communicates as much and can"
     if plan.offload:
         return "with split layers no offloading is written"
     if plan.sequence_parallel and (model.get("seq_len") or 0) % plan.tp_degree:
@@ -81,8 +80,10 @@ def _why_not_cut(pair: Mapping[str, Any]) -> str:
     unknown = [name for name, shares in zip(pair["column"], _parts(pair), strict=True) if not shares]
     if unknown:
         return f"{unknown[0]} holds several products in one weight, and of which sizes is not known: a cut would mix them"
+    if pair.get("low_rank", {}).get("out") and any(len(shares) > 1 for shares in _parts(pair)):
+        return f"{pair['column'][0]} holds several products in one weight, and an adapter beside it would mix them"
     if pair.get("adapters"):
-        return f"low-rank adapters ({common.named(pair['adapters'])}) beside split layers are not written; merge them, or shard with FSDP2"
+        return f"low-rank adapters ({common.named(pair['adapters'])}) are no nn.Linear layers: write them so, or shard with FSDP2"
     if pair.get("inner"):
         return f"{common.named(pair['inner'])} has weights between split layers, and each rank would train them on its own heads only"
     return ""
@@ -118,6 +119,8 @@ def files(inp: EngineInput, script_path: str) -> dict[str, str]:
         "parallelize.py": render_python("tensor_parallel/parallelize.py.j2", context),
         LAYERS_FILE: render_python("tensor_parallel/split_layers.py.j2", context),
     }
+    if context["cut_logits"]:
+        texts[LOSS_FILE] = render_python("tensor_parallel/cut_loss.py.j2", {})
     extra = {name: context[name] for name in ("fused", "conv1d")}
     return texts | trainfile.train_file(inp, engine=NAME, file_name=TRAIN_FILE, script_path=script_path, extra=extra)
 
@@ -140,7 +143,7 @@ def _context(inp: EngineInput) -> dict[str, Any]:
         "checkpointed": common.checkpointed("block", recompute),
         **split_context(inp.model, sequence_parallel=plan.sequence_parallel),
         "tied": bool(inp.model.get("tied")), "beside": bool(inp.model.get("loose_parameters")), "vocabulary": vocabulary,
-        "has_head": any(table["kind"] == "head" for table in vocabulary), "mesh_shape": sizes, "mesh_names": names,
+        **loss_context(inp, vocabulary), "mesh_shape": sizes, "mesh_names": names,
         "data_mesh": (names[0] if len(data) == 1 else tuple(name for name, _ in data)) if data else "",
         "keeps_gathered": bool(data) and plan.zero_stage != 3, "param_dtype": dtype, "precision": inp.precision,
         "kept_reason": "layers stay gathered from forward to backward" if sharded else "copies are whole: nothing to gather again",
@@ -155,16 +158,47 @@ def vocabulary_tables(inp: EngineInput) -> list[Mapping[str, Any]]:
     return tables if all(table["rows"] % ranks == 0 for table in tables) else []
 
 
+def loss_context(inp: EngineInput, vocabulary: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Whether logits stay cut by vocabulary until the loss, and why not where a head is cut."""
+    has_head = any(table["kind"] == "head" for table in vocabulary)
+    reason = str(inp.model.get("whole_logits", "what reads them is not known"))
+    if not reason and _imports_loss_by_name(inp):
+        reason = "the script imports cross_entropy by name, where it can't be exchanged"
+    return {"has_head": has_head, "cut_logits": has_head and not reason, "whole_reason": reason if has_head else ""}
+
+
+def _imports_loss_by_name(inp: EngineInput) -> bool:
+    try:
+        tree = ast.parse(trainfile.script_file(inp).read_text(encoding="utf8"))
+    except (OSError, SyntaxError, ValueError):
+        return False
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "torch.nn.functional"]
+    return any(alias.name == "cross_entropy" for node in imports for alias in node.names)
+
+
 def split_context(model: Mapping[str, Any], *, sequence_parallel: bool) -> dict[str, Any]:
     """What `tensor_parallel/split.py.j2` is filled with."""
     pairs = model["tp_pairs"]
-    homes = [{name.rpartition(".")[0] for name in pair["column"]} for pair in pairs if pair.get("attention")]
+    holders = {pair["column"][0]: home for pair in pairs if pair.get("attention") and (home := _holder(pair)) is not None}
+    low_rank = {end: [name for pair in pairs for name in pair.get("low_rank", {}).get(end, [])] for end in ("out", "in")}
     return {
         "pairs": [{"column": list(p["column"]), "row": list(p["row"])} for p in pairs], "conv1d": _layout(pairs[0]) == "in_out",
-        "attention": sorted({next(iter(home)) for home in homes if len(home) == 1}),
+        "attention": holders, "narrows": any(holders.values()), "low_rank": low_rank,
         "fused": {name: tuple(shares) for p in pairs for name, shares in zip(p["column"], _parts(p), strict=True) if len(shares) > 1},
+        "frozen": model.get("num_trainable_params") != model.get("num_params"),
         "sequence_parallel": sequence_parallel, "stream": "Shard(1)" if sequence_parallel else "Replicate()",
     }  # fmt: skip
+
+
+def _holder(pair: Mapping[str, Any]) -> str | None:
+    """The module that holds the columns of a pair; adapters around each of them don't count. None where there are several."""
+    homes = set()
+    for column in pair["column"]:
+        home = column.rpartition(".")[0]
+        shared = sum(name.startswith(f"{home}.") for name in pair["column"]) > 1
+        adapted = home and not shared and any(name.startswith(f"{home}.") for name in pair.get("low_rank", {}).get("out", []))
+        homes.add(home.rpartition(".")[0] if adapted else home)
+    return homes.pop() if len(homes) == 1 else None
 
 
 def _then(plan: Plan, sharded: bool) -> str:
@@ -186,6 +220,7 @@ def validate(files: Mapping[str, str], inp: EngineInput) -> list[str]:
     context = _context(inp)
     expected = {"PAIRS": [(pair["column"], pair["row"]) for pair in context["pairs"]]}
     expected |= {name: context[key] for name, key in (("FUSED", "fused"), ("ATTENTION", "attention")) if context[key]}
+    expected |= {"LOW_RANK": context["low_rank"]} if any(context["low_rank"].values()) else {}
     found = _constants(ast.parse(files[LAYERS_FILE]))
     problems += [f"{LAYERS_FILE}: {name} is {found.get(name, 'missing')}, the plan says {value}" for name, value in expected.items()
                  if found.get(name) != value]  # fmt: skip

@@ -17,7 +17,7 @@ from cost_models.types import Plan
 #: For scripts that declare no optimizer, by the profile's name.
 _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "rmsprop": "RMSprop", "adagrad": "Adagrad"}
 #: What stands around the model and is called in its place.
-_WRAPPERS = {"ddp": "DistributedDataParallel", "deepspeed": "DeepSpeed's engine"}
+_WRAPPERS = {"ddp": "DistributedDataParallel", "fsdp1": "FullyShardedDataParallel", "deepspeed": "DeepSpeed's engine"}
 HELPERS_FILE, CHECKPOINTS_FILE = "train_helpers.py", "train_checkpoints.py"
 #: README lines of the files that a train file imports.
 ABOUT_HELPERS: Mapping[str, str] = {
@@ -43,6 +43,7 @@ def train_file(
         "engine": engine,
         "wrapper": _WRAPPERS.get(engine, ""),
         "saves_together": engine != "ddp",
+        "counts_calls": engine in {"ddp", "fsdp1"},
         "saves_beside": engine != "deepspeed",
         "trained": "engine" if engine == "deepspeed" else "model",
         "trained_parameter": "model: nn.Module",
@@ -80,6 +81,7 @@ def _context(inp: EngineInput, file_name: str, script_path: str) -> dict[str, An
         "zero_stage": plan.zero_stage, "uses_grad_scaler": meta.uses_grad_scaler, "clips": meta.clips_gradients, "cast_inputs": "",
         "shards_parameters": plan.zero_stage == 3 and plan.dp_shard_degree > 1, "host_collectives": plan.offload,
         "reduces_late": plan.num_microbatches > 1 and plan.dp_replicate_degree > 1 and (plan.dp_shard_degree > 1 or plan.tp_degree > 1),
+        "reduces_once": plan.zero_stage == 1 and plan.tp_degree > 1 and plan.num_microbatches > 1,
         "has_dataset": "make_dataset" in facts.functions,
         "make_eval_batch": "make_eval_batch" if "make_eval_batch" in facts.functions else "make_batch",
         "build_model": build_function(inp), "scaler": inp.precision == "fp16", "arithmetic": common.arithmetic(plan),

@@ -77,13 +77,17 @@ def _price(workload: Workload, keys: PlanTable, traits: Sequence[MemoryTraits], 
     tp, cp = keys.tp_degree.astype(np.float64), keys.cp_degree.astype(np.float64)
     outer = np.where(keys.sequence_parallel > 0, tp, 1.0)
     expert_cut = tp * keys.ep_degree
-    trait = {name: np.array([float(getattr(t, name)) for t in traits])[keys.runtime] for name in (*_TRAIT_COLUMNS, "vocab_parallel")}
+    trait = {
+        name: np.array([float(getattr(t, name)) for t in traits])[keys.runtime] for name in (*_TRAIT_COLUMNS, "vocab_parallel", "cuts_loss")
+    }
 
     def per_sample(prefix: str) -> FloatArray:
         return (s[f"{prefix}_inner"] / tp + s[f"{prefix}_sequence"] / outer + s[f"{prefix}_other"]) / cp  # type: ignore[no-any-return]
 
     unit = s["unit_plain"] + s["unit_tp"] / tp + s["unit_expert"] / expert_cut
-    whole = s["root_tp"] * _root_whole(workload, keys) * (1.0 - 1.0 / tp)  # embeddings and head that tensor ranks don't share
+    root_whole = _root_whole(workload, keys)
+    cuts_logits = (trait["vocab_parallel"] > 0) | ((trait["cuts_loss"] > 0) & (root_whole == 0) & workload.cuts_loss)
+    whole = s["root_tp"] * root_whole * (1.0 - 1.0 / tp)  # embeddings and head that tensor ranks don't share
     root = s["root_plain"] + s["root_tp"] / tp + whole
     root_share = s["root_trainable"] / np.maximum(s["root_plain"] + s["root_tp"], 1.0)
     experts = s["params_expert"] / expert_cut
@@ -92,7 +96,7 @@ def _price(workload: Workload, keys: PlanTable, traits: Sequence[MemoryTraits], 
         "params": s["params_plain"] + s["params_tp"] / tp + whole + experts, "experts": experts,
         "trainable": s["trainable_plain"] + s["trainable_tp"] / tp + whole * root_share + trainable_experts, "trainable_experts": trainable_experts,
         "kept": per_sample("kept"), "again": per_sample("again"), "temporary": per_sample("temporary"), "freed": per_sample("freed"),
-        "logits": s["is_last"] * workload.logits_bytes / (cp * np.where(trait["vocab_parallel"] > 0, tp, 1.0)),
+        "logits": s["is_last"] * workload.logits_bytes / (cp * np.where(cuts_logits, tp, 1.0)),
         "boundary": s["boundary"] / cp, "unit": unit, "unit_trainable": unit * s["unit_trained_share"],
         "root": root, "root_trainable": root * root_share, "is_first": s["is_first"],
         "stage": np.array([t.index[i] for t, i in zip(tables, place, strict=True)]),

@@ -45,6 +45,7 @@ class MemoryTraits:
     pools_gradients: bool = False  # reduced gradients come from a stream of their own, whose memory the forward pass cannot reuse
     step_copies: float = 0.0  # temporaries of the optimizer step, as a multiple of the sharded parameters (foreach optimizers)
     vocab_parallel: bool = True  # tensor parallelism divides logits and loss
+    cuts_loss: bool = False  # it does so where nothing but a cross-entropy sees the logits, and the head is divided
     carried_logits_share: float = 0.0  # of a micro-batch's logits, still referenced when the next one peaks
     boundary_copies: float = 0.0  # a stage's outputs kept whole until their backward, as multiples (pipelines only)
     gather_buffers: float = 0.0  # lasting buffers for gathered tensor-parallel inputs, as multiples of a layer's undivided output

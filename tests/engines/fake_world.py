@@ -2,7 +2,7 @@
 
     python fake_world.py cases.json FOLDER
 
-A case is {"name", "file", "model", "layers", "seq_len", "world_size", "micro_batch", "num_microbatches", "zero1"}; results of a world size
+A case is {"name", "file", "model", "layers", "seq_len", "world_size", "micro_batch", "num_microbatches", "zero1", "reduces_once"}; results of a world size
 go to FOLDER/<world size>.json, by name of the case. What is noted of its second step (its first for warming up: FSDP sets itself up lazily,
 DDP rebuilds its buckets): each collective's operator, process group, size of that group, bytes of the larger of message and result, and
 whether backward was running; then the bytes that rank 0 holds. Nothing in the files is changed, but for what a fake group can't do: DDP's
@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+PLAIN_CROSS_ENTROPY = F.cross_entropy
 
 
 class Recorder(TorchDispatchMode):
@@ -113,7 +114,10 @@ def loaded(case, recorder):
     for other in folder.glob("*.py"):  # what the file imports, each plan has its own
         sys.modules.pop(other.stem, None)
     sys.path[0] = str(folder)
+    F.cross_entropy = PLAIN_CROSS_ENTROPY  # another case may have exchanged it
     module = load(case["file"])
+    if "cut_loss" in sys.modules:
+        sys.modules["cut_loss"].is_right = lambda *_: True  # it compares numbers too
     module.FirstCall = lambda *_: None  # where layers are cut, it compares numbers, which fake tensors don't have
     if hasattr(module, "init_device_mesh"):
         module.init_device_mesh = outside_fake_mode(module.init_device_mesh)
@@ -128,12 +132,15 @@ def loaded(case, recorder):
     return module.parallelize
 
 
-def step(model, optimizer, loss, tokens, num_microbatches):
+def step(model, optimizer, loss, tokens, num_microbatches, *, reduces_once=False):
     """As the generated train files accumulate."""
     for i in range(num_microbatches):
         last = i == num_microbatches - 1
         if hasattr(model, "set_requires_all_reduce"):
             model.set_requires_all_reduce(last)
+        if reduces_once:
+            model.set_requires_gradient_sync(last)
+            model.set_reshard_after_backward(last)
         with contextlib.nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync():
             loss(model, tokens).backward()
     held = holdings(optimizer)
@@ -170,7 +177,7 @@ def run(case):
                 model.reducer._rebuild_buckets()
         recorder.calls.clear()
         with recorder:
-            held = step(model, optimizer, loss, tokens, case["num_microbatches"])
+            held = step(model, optimizer, loss, tokens, case["num_microbatches"], reduces_once=case["reduces_once"])
     return {"calls": recorder.calls, "held": held}
 
 

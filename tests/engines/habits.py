@@ -55,6 +55,7 @@ parser.add_argument("--stream", action="store_true")
 parser.add_argument("--accumulate", type=int, default=2)
 parser.add_argument("--samples", type=int, default=48)
 parser.add_argument("--save", default="")
+parser.add_argument("--resume", default="")
 args = parser.parse_args()
 
 torch.manual_seed(7)
@@ -62,6 +63,10 @@ model = Net()
 decay = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
 rest = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
 optimizer = torch.optim.AdamW([{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}], lr=3e-2)
+if args.resume:
+    saved = torch.load(args.resume, weights_only=True)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
 schedule = LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
 samples = Samples(args.samples)
 loader = DataLoader(Stream(samples), batch_size=8) if args.stream else DataLoader(samples, 8, num_workers=1)
@@ -85,4 +90,4 @@ model.eval()
 with torch.no_grad():
     print("validation", sum(nn.functional.mse_loss(model(x)["y"], y).item() for x, y in validation))
 if args.save:
-    torch.save({"model": model.state_dict(), "lr": schedule.get_last_lr()}, args.save)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "lr": schedule.get_last_lr()}, args.save)

@@ -1,7 +1,8 @@
-"""Runs many train files in one torchrun: start-up and imports are paid once, each cell runs in a forked process of its own.
+"""Runs many train files on a few ranks: imports are paid once for all of them, each rank of each cell is a forked process of its own.
 
-    torchrun --nproc-per-node 2 harness.py cells.json
+    python harness.py cells.json
 
+It sets what torchrun would set; that plans start under torchrun itself is for `test_launch_script_starts_the_plan` and `advise verify`.
 A cell is {"name", "file", "args", "env", "port", "alone"}; "alone" runs on rank 0 only, without a process group. Each rank writes
 `<out>/<name>.<rank>.json`: exit code, output and, after every optimizer step, what the optimizer holds on this rank. Nothing in the
 train files is changed.
@@ -72,18 +73,38 @@ def run_cell(cell, out):
     os._exit(0)
 
 
-def main():
-    spec = json.loads(Path(sys.argv[1]).read_text())
-    for heavy in spec["imports"]:
-        __import__(heavy)
+def run_rank(rank, spec):
+    """In the forked process: all cells, one after the other, as this rank."""
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(spec["num_procs"]),
+        "LOCAL_WORLD_SIZE": str(spec["num_procs"]),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "TORCHELASTIC_RUN_ID": "cells",  # by which Lightning knows torchrun
+    }
     for cell in spec["cells"]:
-        if cell.get("alone") and os.environ["RANK"] != "0":
+        if cell.get("alone") and rank != 0:
             continue
-        sys.stdout.flush()
         child = os.fork()
         if child == 0:
             run_cell(cell, Path(spec["out"]))
         os.waitpid(child, 0)
+    os._exit(0)
+
+
+def main():
+    spec = json.loads(Path(sys.argv[1]).read_text())
+    for heavy in spec["imports"]:
+        __import__(heavy)
+    ranks = []
+    for rank in range(spec["num_procs"]):
+        ranks.append(os.fork())
+        if ranks[-1] == 0:
+            run_rank(rank, spec)
+    statuses = [os.waitpid(rank, 0)[1] for rank in ranks]
+    sys.exit(int(any(statuses)))
 
 
 if __name__ == "__main__":

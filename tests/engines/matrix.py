@@ -26,7 +26,7 @@ from advisor.verify import compare, starts
 from advisor.verify.cells import run_cells
 from advisor.verify.engine_run import Run, numbers, priced_plan, reference_cell, run_cell, tied_share
 from advisor.verify.facts import Facts, facts_of
-from advisor.verify.verdicts import FAILED, PASSED, Check
+from advisor.verify.verdicts import FAILED, NOT_HERE, PASSED, Check
 from cost_models.types import Plan
 
 HERE = Path(__file__).parent
@@ -55,7 +55,10 @@ PLANS = {
     "PP 1F1B": Plan(num_microbatches=4, **_STAGES),
     "PP interleaved": Plan(num_microbatches=4, **_STAGES | {"schedule": "interleaved", "virtual_stages": 2}),
     "HSDP": Plan(zero_stage=3, num_microbatches=1, dp_replicate_degree=2, runtime="fsdp2", **_SHARDS),
+    "TP x DDP": Plan(num_microbatches=2, dp_replicate_degree=2, **_TENSOR),
+    "TP x ZeRO-1": Plan(zero_stage=1, num_microbatches=2, dp_shard_degree=2, **_TENSOR),
     "TP x FSDP": Plan(zero_stage=3, num_microbatches=2, dp_shard_degree=2, **_TENSOR),
+    "PP x DDP": Plan(num_microbatches=2, dp_replicate_degree=2, **_STAGES),
     "PP x FSDP": Plan(zero_stage=3, num_microbatches=2, dp_shard_degree=2, **_STAGES),
     "PP x TP": Plan(num_microbatches=4, tp_degree=2, **_STAGES),
 }
@@ -265,13 +268,19 @@ def main(engines: list[str]) -> int:
     runnable = [cell for cell in wanted if not refusal(cell) and not not_here(cell)]
     with tempfile.TemporaryDirectory() as folder:
         results = run(runnable, Path(folder))
-    failed = {cell: [c for c in checks if c.status != PASSED] for cell, checks in results.items()}
-    for cell, checks in failed.items():
+    for cell, checks in results.items():
         for check in checks:
-            print(f"{cell.name}: {check.name} {check.status}: {check.detail}", file=sys.stderr)
-    print(f"{len(results)} cells run on {datetime.date.today():%d %b %Y}, {sum(map(bool, failed.values()))} failed", file=sys.stderr)
+            if check.status != PASSED:
+                print(f"{cell.name}: {check.name} {check.status}: {check.detail}", file=sys.stderr)
+    failed = sum(any(map(is_failure, checks)) for checks in results.values())
+    print(f"{len(results)} cells run on {datetime.date.today():%d %b %Y}, {failed} failed", file=sys.stderr)
     print(table())
-    return int(any(failed.values()))
+    return int(failed > 0)
+
+
+def is_failure(check: Check) -> bool:
+    """Whether a check is not as it must be; norms of gradients that an engine can't show are said, and no failure."""
+    return check.status != PASSED and not (check.name == "gradient norms" and check.status == NOT_HERE)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,12 @@ MODELS = Path(__file__).parent / "models"
 #: Layers of each model by name, what runs before and after them, and weights with two names.
 CHAINS: dict[str, dict[str, Any]] = {
     "gpt2": {"before": ["wte", "wpe"], "layers": [f"h.{i}" for i in range(4)], "after": ["ln_f", "lm_head"], "tied": [["wte.weight", "lm_head.weight"]]},
+    "overflow": {"before": ["wte", "wpe"], "layers": [f"h.{i}" for i in range(4)], "after": ["ln_f", "lm_head"], "tied": [["wte.weight", "lm_head.weight"]]},
     "llama_gqa": {
         "before": ["model.embed_tokens"], "layers": [f"model.layers.{i}" for i in range(4)], "after": ["model.norm", "lm_head"],
         "tp_pairs": [{"column": [f"self_attn.{n}_proj" for n in "qkv"], "row": ["self_attn.o_proj"], "attention": True},
                      {"column": ["mlp.gate_proj", "mlp.up_proj"], "row": ["mlp.down_proj"]}],
-        "vocab_size": 128, "tp_tables": [{"module": "model.embed_tokens", "kind": "embedding", "rows": 128}, {"module": "lm_head", "kind": "head", "rows": 128}],
+        "vocab_size": 128, "whole_logits": "", "tp_tables": [{"module": "model.embed_tokens", "kind": "embedding", "rows": 128}, {"module": "lm_head", "kind": "head", "rows": 128}],
     },
     "bert": {"before": ["word", "position", "norm"], "layers": ["layer.0", "layer.1"], "after": ["decoder"]},
     "moe": {"before": ["embed"], "layers": ["layers.0", "layers.1"], "after": ["norm", "head"], "num_experts": 4},

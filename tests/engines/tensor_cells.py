@@ -27,6 +27,9 @@ def heads(column: list[str], row: str, **more) -> dict:
     return pair(column, row, attention=True, **more)
 
 
+VOCAB = 96
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model:
     script: Path
@@ -38,23 +41,31 @@ class Model:
     args: str = ""
     loose: tuple[str, ...] = ()  # parameters beside layers
     tables: tuple[tuple[str, str], ...] = ()  # modules to cut by vocabulary, and their kinds
+    vocab: int = VOCAB
+    whole_logits: str = ""  # why they can't stay cut
+    frozen: bool = False  # some of it is not trained
 
 
-VOCAB = 96
+_NANO = {"script": HERE / "tensor_models" / "nano_gpt.py", "blocks": "h.{i}", "tied": ("wte.weight", "lm_head.weight"),
+         "pairs": (heads(["attn.c_attn"], "attn.c_proj", parts=QKV), pair(["c_fc"], "c_proj"))}  # fmt: skip
+_LLAMA = {"script": HERE / "models" / "llama_gqa.py", "blocks": "model.layers.{i}", "num_layers": 4,
+          "pairs": (heads([f"self_attn.{n}_proj" for n in "qkv"], "self_attn.o_proj"), pair(["mlp.gate_proj", "mlp.up_proj"], "mlp.down_proj"))}  # fmt: skip
 MODELS = {
     "tiny": Model(script=HERE / "tiny_transformer.py", blocks="layers.{i}",
                   pairs=(heads(["query", "key", "value"], "proj"), pair(["up"], "down"))),
-    "nano": Model(script=HERE / "tensor_models" / "nano_gpt.py", blocks="h.{i}", tied=("wte.weight", "lm_head.weight"),
-                  pairs=(heads(["attn.c_attn"], "attn.c_proj", parts=QKV), pair(["c_fc"], "c_proj"))),
-    "vocab": Model(script=HERE / "tensor_models" / "nano_gpt.py", blocks="h.{i}", tied=("wte.weight", "lm_head.weight"),
-                   tables=(("wte", "embedding"), ("lm_head", "head")),
-                   pairs=(heads(["attn.c_attn"], "attn.c_proj", parts=QKV), pair(["c_fc"], "c_proj"))),
+    "lora": Model(script=HERE / "tensor_models" / "lora.py", blocks="model.layers.{i}", frozen=True,
+                  pairs=(heads(["self_attn.q_proj.base_layer", "self_attn.k_proj", "self_attn.v_proj.base_layer"], "self_attn.o_proj.base_layer",
+                               low_rank={"out": ["self_attn.q_proj.lora_B", "self_attn.v_proj.lora_B"], "in": ["self_attn.o_proj.lora_A"]}),
+                         pair(["mlp.gate_proj.base_layer", "mlp.up_proj.base_layer"], "mlp.down_proj.base_layer",
+                              low_rank={"out": ["mlp.gate_proj.lora_B", "mlp.up_proj.lora_B"], "in": ["mlp.down_proj.lora_A"]}))),
+    "nano": Model(**_NANO),
+    "vocab": Model(**_NANO, tables=(("wte", "embedding"), ("lm_head", "head"))),
+    "vocab_read": Model(**_NANO, tables=(("wte", "embedding"), ("lm_head", "head")), whole_logits="argmax reads the logits beside the cross-entropy"),
     "hf_gpt2": Model(script=HERE / "tensor_models" / "hf_gpt2.py", blocks="transformer.h.{i}", tied=("transformer.wte.weight", "lm_head.weight"),
                      pairs=(heads(["attn.c_attn"], "attn.c_proj", parts=QKV, layout="in_out", linear=False),
                             pair(["mlp.c_fc"], "mlp.c_proj", layout="in_out", linear=False))),
-    "llama": Model(script=HERE / "models" / "llama_gqa.py", blocks="model.layers.{i}", num_layers=4,
-                   pairs=(heads([f"self_attn.{n}_proj" for n in "qkv"], "self_attn.o_proj"),
-                          pair(["mlp.gate_proj", "mlp.up_proj"], "mlp.down_proj"))),
+    "llama": Model(**_LLAMA),
+    "llama_vocab": Model(**_LLAMA, tables=(("model.embed_tokens", "embedding"), ("lm_head", "head")), vocab=128),
     "bert": Model(script=HERE / "models" / "bert.py", blocks="layer.{i}",
                   pairs=(heads([f"attention.{n}" for n in ("query", "key", "value")], "attention.dense"), pair(["intermediate"], "output"))),
     "vit": Model(script=HERE / "tensor_models" / "vit.py", blocks="layers.{i}", loose=("cls_token", "positions"),
@@ -80,9 +91,10 @@ def tensor_input(name: str, plan: Plan, *, precision: str = "fp32") -> EngineInp
     meta = ProfileMeta(script=model.script.name, form=model.form, num_params=30_000, num_trainable_params=30_000, batch_size=4,
                        clips_gradients=model.form == "script", optimizer="adamw", param_dtype="fp32", tied=[list(model.tied)] if model.tied else [])  # fmt: skip
     facts = {
+        "whole_logits": model.whole_logits,
         "block_paths": [model.blocks.format(i=i) for i in range(model.num_layers)], "tp_pairs": list(model.pairs),
-        "tied": [list(model.tied)] if model.tied else [], "vocab_size": VOCAB,
-        "loose_parameters": list(model.loose), "tp_tables": [{"module": module, "kind": kind, "rows": VOCAB} for module, kind in model.tables],
+        "tied": [list(model.tied)] if model.tied else [], "vocab_size": model.vocab,
+        "num_params": 30_000, "num_trainable_params": 3_000 if model.frozen else 30_000, "loose_parameters": list(model.loose), "tp_tables": [{"module": module, "kind": kind, "rows": model.vocab} for module, kind in model.tables],
     }  # fmt: skip
     return EngineInput(
         plan=plan, script=str(model.script), script_args=tuple(model.args.split()), form=model.form, meta=meta, gpus_per_node=plan.world_size,

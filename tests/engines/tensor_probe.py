@@ -2,13 +2,12 @@
 
     torchrun --nproc-per-node 2 tensor_probe.py cases.json
 
-A case is {"name", "folder", "script", "data_ranks", "loss_parallel"}; without a folder the model trains whole, as on one process. `<cases>.<rank>.json` gets by
-name the losses of three steps over the global batch, the collectives of the last forward pass, backward pass and optimizer step, and the shapes that this rank
-holds; or the error that stopped the case.
+A case is {"name", "folder", "script", "data_ranks"}; without a folder the model trains whole, as on one process. `<cases>.<rank>.json` gets by
+name the losses of three steps over the global batch and of an evaluation, gradient norms, the collectives of the last forward pass, backward pass and optimizer step, the shapes
+that this rank holds, and the norm of each whole parameter at the end; or the error that stopped the case.
 """
 
 import collections
-import contextlib
 import importlib.util
 import json
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 GLOBAL_BATCH = 4
@@ -57,37 +56,54 @@ def share(batch, rank, count):
     return {k: v[pick] for k, v in batch.items()} if isinstance(batch, dict) else [v[pick] for v in batch]
 
 
+PLAIN_CROSS_ENTROPY = F.cross_entropy
+
+
 def run(case):
     torch.manual_seed(0)
+    F.cross_entropy = PLAIN_CROSS_ENTROPY
     user = load(case["script"])
     model = user.build_model()
     count = case["data_ranks"]
     rank = dist.get_rank() // (dist.get_world_size() // count)
     if case.get("folder"):
         sys.path[0] = case["folder"]
-        sys.modules.pop("split_layers", None)  # each case has its own
-        options = {"gather_logits": False} if case.get("loss_parallel") else {}
-        model = load(f"{case['folder']}/parallelize.py").parallelize(model, **options)
+        for name in ("split_layers", "cut_loss"):  # each case has its own
+            sys.modules.pop(name, None)
+        model = load(f"{case['folder']}/parallelize.py").parallelize(model)
     optimizer = user.build_optimizer(model)
-    losses, counts = [], {}
+    losses, norms, counts = [], [], {}
     for _ in range(3):
         batch = share(user.make_batch(GLOBAL_BATCH), rank, count)
-        with loss_parallel() if case.get("loss_parallel") else contextlib.nullcontext():
-            with Collectives() as forward:
-                loss = user.loss_fn(model, batch)
-            with Collectives() as backward:
-                loss.backward()
+        with Collectives() as forward:
+            loss = user.loss_fn(model, batch)
+        with Collectives() as backward:
+            loss.backward()
+        norms.append(whole(torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])).item())
         with Collectives() as step:
             optimizer.step()
         counts = {"forward": forward.counts, "backward": backward.counts, "step": step.counts}
         optimizer.zero_grad()
-        total = loss.full_tensor().detach() if isinstance(loss, DTensor) else loss.detach().clone()
-        if case.get("folder"):
-            dist.all_reduce(total)
-            total /= dist.get_world_size()
-        losses.append(total.item())
+        losses.append(over_ranks(loss, case))
     held = {name: list(p.to_local().shape if isinstance(p, DTensor) else p.shape) for name, p in model.named_parameters()}
-    return {"losses": losses, "held": held, **counts}
+    weights = {name: whole(p.detach()).norm().item() for name, p in model.named_parameters()}
+    model.eval()
+    with torch.no_grad():
+        losses.append(over_ranks(user.loss_fn(model, share(user.make_batch(GLOBAL_BATCH), rank, count)), case))
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    return {"losses": losses, "norms": norms, "held": held, "weights": weights, "trained": trained, **counts}
+
+
+def over_ranks(loss, case):
+    total = loss.detach().clone()
+    if case.get("folder"):
+        dist.all_reduce(total)
+        total /= dist.get_world_size()
+    return total.item()
+
+
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def main():
@@ -98,7 +114,7 @@ def main():
         try:
             found[case["name"]] = run(case)
         except (RuntimeError, ValueError) as error:
-            found[case["name"]] = {"error": str(error)}
+            found[case["name"]] = {"error": f"{error}: {error.__cause__}"}
     Path(f"{sys.argv[1]}.{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

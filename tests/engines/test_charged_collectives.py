@@ -72,6 +72,7 @@ MORE = {
     "tensor-recompute": Plan(tp_degree=4, recompute="full", runtime="torch-tp"),
     "sequence-selective": Plan(tp_degree=4, sequence_parallel=True, recompute="selective", num_microbatches=2, runtime="torch-tp"),
     "tensor-replicas": Plan(tp_degree=4, dp_replicate_degree=2, runtime="torch-tp"),
+    "tensor-zero1": Plan(tp_degree=4, dp_shard_degree=2, zero_stage=1, num_microbatches=2, runtime="torch-tp"),
     "tensor-zero2": Plan(tp_degree=4, dp_shard_degree=2, zero_stage=2, runtime="torch-tp"),
     "tensor-hsdp": Plan(tp_degree=2, dp_shard_degree=2, dp_replicate_degree=2, zero_stage=3, runtime="torch-tp"),
 }
@@ -123,7 +124,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
         jobs += [
             {"name": f"{case.id}-{n}", "file": str(file), "model": case.model, "layers": n, "seq_len": int(workload(case.model).seq_len),
              "world_size": plan.world_size, "micro_batch": plan.micro_batch, "num_microbatches": plan.num_microbatches,
-             "zero1": plan.zero_stage == 1}
+             "zero1": plan.zero_stage == 1 and plan.tp_degree == 1, "reduces_once": plan.zero_stage == 1 and plan.tp_degree > 1}
             for n in case.layers
         ]  # fmt: skip
     (folder / "cases.json").write_text(json.dumps(jobs))
@@ -152,7 +153,8 @@ def expected(work: Workload, plan: Plan) -> tuple[Totals, Totals]:
     one_group = sum(d > 1 for d in (plan.dp_replicate_degree, plan.dp_shard_degree, plan.tp_degree)) == 1
     calls, sizes = Counter(), Counter()
     for c in charged(work, plan):
-        in_backward = not c.purpose.endswith("forward") and c.kind != "broadcast"
+        # what ZeRO-1 updates is sent round after the step, or by FSDP before the next
+        in_backward = not (c.purpose.endswith("forward") or c.purpose in {"parameters", "buffers"})
         key = (c.kind, "default_pg" if one_group else MESH_GROUPS[c.group], in_backward)
         calls[key] += c.count
         if c.purpose != "buffers":  # a few bytes, which the script's cast to bf16 halves

@@ -39,12 +39,14 @@ OF_TWO = (
     PipeCell(name="gpt2-1f1b", model="gpt2", plan=pipe(**FOUR)),
     PipeCell(name="gpt2-gpipe-recompute", model="gpt2", plan=pipe(schedule="gpipe", recompute="full", **FOUR)),
     PipeCell(name="gpt2-interleaved", model="gpt2", plan=pipe(**INTERLEAVED, **FOUR), last_layers=(0, 1, 2)),
+    PipeCell(name="gpt2-fp16", model="gpt2", plan=pipe(**FOUR), precision="fp16", tolerance=2e-2),
     PipeCell(name="gpt2-bf16", model="gpt2", plan=pipe(**FOUR), precision="bf16", tolerance=2e-2),
     PipeCell(name="llama-interleaved-selective", model="llama_gqa", plan=pipe(recompute="selective", **INTERLEAVED, **FOUR), last_layers=(0, 1, 3)),
     PipeCell(name="bert-1f1b", model="bert", plan=pipe(**FOUR), last_layers=(0,)),
     PipeCell(name="moe-gpipe", model="moe", plan=pipe(schedule="gpipe", **FOUR), last_layers=(0,)),
     PipeCell(name="moe-few", model="moe", plan=pipe(micro_batch=8), last_layers=(0,)),
 )  # fmt: skip
+OVERFLOW = PipeCell(name="gpt2-overflow", model="overflow", plan=pipe(**FOUR), precision="fp16")
 ZERO_BUBBLE = PipeCell(name="gpt2-zero-bubble", model="gpt2", plan=pipe(**INTERLEAVED, **FOUR), last_layers=(0, 1, 2))
 SHARD, SHARDED = {"dp_shard_degree": 2}, {"dp_shard_degree": 2, "zero_stage": 3}
 OF_FOUR = (
@@ -56,6 +58,7 @@ OF_FOUR = (
     PipeCell(name="llama-zero1-interleaved", model="llama_gqa", plan=pipe(zero_stage=1, **SHARD, **INTERLEAVED, **EIGHT), last_layers=(0, 1, 2)),
     PipeCell(name="llama-zero3-interleaved", model="llama_gqa", plan=pipe(**SHARDED, **INTERLEAVED, **EIGHT), last_layers=(0, 1, 2)),
     PipeCell(name="llama-zero3-bf16", model="llama_gqa", plan=pipe(**SHARDED, **EIGHT), precision="bf16", tolerance=2e-2),
+    PipeCell(name="llama-zero3-fp16", model="llama_gqa", plan=pipe(**SHARDED, **EIGHT), precision="fp16", tolerance=2e-2),
     PipeCell(name="llama-tensor", model="llama_gqa", plan=pipe(tp_degree=2, **FOUR)),
     PipeCell(name="llama-tensor-sequence", model="llama_gqa", plan=pipe(tp_degree=2, sequence_parallel=True, recompute="selective", **INTERLEAVED, **FOUR),
              last_layers=(0, 1, 2)),
@@ -120,7 +123,12 @@ def two(folder: Path) -> dict[str, list[dict]]:
     kept = ["--checkpoint", str(folder / "kept"), "--metrics", str(folder / "metrics.jsonl"), "--eval-every", "1", "--eval-batches", "2"]
     begun = first | {"args": [first["args"][0], "--steps", "2", *kept]}
     resumed = first | {"name": "resumed", "args": [*first["args"], *kept]}
-    return run_cells([*cells, bubble, begun, resumed], folder, num_procs=2, imports=("transformers.models.llama.modeling_llama",))
+    return run_cells(
+        [*cells, bubble, written(OVERFLOW, folder), begun, resumed],
+        folder,
+        num_procs=2,
+        imports=("transformers.models.llama.modeling_llama",),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +188,12 @@ def test_three_ways_together(cell: PipeCell, four: dict[str, list[dict]]) -> Non
     ranks = four[cell.name]
     assert [rank["code"] for rank in ranks] == [0] * 4, "\n".join(rank["output"][-3000:] for rank in ranks)
     assert losses(ranks[0]["output"]) == pytest.approx(losses(four[cell.model][0]["output"]), rel=cell.tolerance)
+
+
+def test_all_stages_skip_the_step_of_a_gradient_that_overflows_on_one(two: dict[str, list[dict]]) -> None:
+    ranks = two[OVERFLOW.name]
+    assert [rank["code"] for rank in ranks] == [0, 0], ranks[0]["output"]
+    assert [len(rank["steps"]) for rank in ranks] == [STEPS - 1] * 2
 
 
 def test_resumes_from_a_checkpoint_of_all_stages(two: dict[str, list[dict]]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,14 +28,12 @@ class Case:
     plan: Plan
     forward: dict[str, int]
     backward: dict[str, int]
-    loss_parallel: bool = False
 
     @property
     def name(self) -> str:
         plan = self.plan
         parts = [self.model, f"tp{plan.tp_degree}", "sequence" if plan.sequence_parallel else "", f"zero{plan.zero_stage}" if plan.zero_stage else "",
-                 "replicas" if plan.dp_replicate_degree > 1 else "", plan.recompute if plan.recompute != "none" else "",
-                 "cut-logits" if self.loss_parallel else ""]  # fmt: skip
+                 "replicas" if plan.dp_replicate_degree > 1 else "", plan.recompute if plan.recompute != "none" else ""]  # fmt: skip
         return "-".join(filter(None, parts))
 
 
@@ -60,8 +61,12 @@ TWO = (
     Case(model="tiny", plan=tensor(**SPLIT_SELECTIVE), forward=gathers(5, 4), backward=gathers(9, 6, **reduces(8))),
     Case(model="vit", plan=tensor(**SPLIT), forward=gathers(5, 4), backward=gathers(5, 4, **reduces(8))),
     # vocabulary: the table's sum and the head's gradient; logits are gathered, or cut: then three numbers a token are reduced
-    Case(model="vocab", plan=tensor(), forward=reduces(5, **{"all-gather": 1}), backward=reduces(5)),
-    Case(model="vocab", plan=tensor(), loss_parallel=True, forward=reduces(8), backward=reduces(5)),
+    Case(model="vocab_read", plan=tensor(), forward=reduces(5, **{"all-gather": 1}), backward=reduces(5)),
+    Case(model="vocab", plan=tensor(), forward=reduces(8), backward=reduces(5)),
+    Case(model="llama_vocab", plan=tensor(**SPLIT), forward=gathers(9, 8, **reduces(4)), backward=gathers(9, 8, **reduces(9))),
+    # adapters: inputs of row adapters are summed forward, input gradients of column adapters backward
+    Case(model="lora", plan=tensor(), forward=reduces(8), backward=reduces(11)),
+    Case(model="lora", plan=tensor(**SPLIT), forward=gathers(13, 8), backward=gathers(8, 11, **reduces(12))),
 )  # fmt: skip
 SHARDED = {"dp_shard_degree": 2, "micro_batch": 2}
 FOUR = (
@@ -70,7 +75,11 @@ FOUR = (
     Case(model="vit", plan=tensor(zero_stage=3, **SHARDED), forward=reduces(4, **{"all-gather": 3}), backward=gathers(2, 3, **reduces(4))),
     Case(model="llama", plan=tensor(zero_stage=3, **SHARDED, **SPLIT), forward=gathers(14, 8), backward=gathers(13, 13, **reduces(8))),
     Case(model="llama", plan=tensor(micro_batch=2, dp_replicate_degree=2), forward=reduces(8), backward=reduces(13)),
-    Case(model="vocab", plan=tensor(zero_stage=3, **SHARDED), forward=reduces(5, **{"all-gather": 4}), backward=gathers(2, 3, **reduces(5))),
+    Case(model="vocab", plan=tensor(zero_stage=3, **SHARDED), forward=reduces(8, **{"all-gather": 3}), backward=gathers(2, 3, **reduces(5))),
+    Case(model="llama_vocab", plan=tensor(micro_batch=2, dp_replicate_degree=2), forward=reduces(12), backward=reduces(14)),
+    Case(model="lora", plan=tensor(zero_stage=3, **SHARDED, **SPLIT), forward=gathers(16, 8), backward=gathers(10, 13, **reduces(12))),
+    Case(model="lora", plan=tensor(micro_batch=2, dp_replicate_degree=2), forward=reduces(8), backward=reduces(13)),
+    Case(model="nano", plan=tensor(zero_stage=1, **SHARDED), forward=reduces(4, **{"all-gather": 3}), backward=reduces(4, **{"reduce-scatter": 3})),
     Case(model="bert", plan=Plan(tp_degree=4, micro_batch=4, runtime="torch-tp"), forward=reduces(4), backward=reduces(4)),
 )  # fmt: skip
 CASES = pytest.mark.parametrize("case", TWO + FOUR, ids=lambda case: case.name)
@@ -93,7 +102,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cases_in(folder: Path, cases: tuple[Case, ...]) -> list[dict]:
-    return [probe_case(case.name, case.model, case.plan, folder) | {"loss_parallel": case.loss_parallel} for case in cases]
+    return [probe_case(case.name, case.model, case.plan, folder) for case in cases]
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +132,23 @@ def test_losses_are_those_of_one_process(case: Case, probed: dict[str, list[dict
 
 
 @CASES
+def test_gradient_norms_and_final_weights_are_those_of_one_process(case: Case, probed: dict[str, list[dict]]) -> None:
+    alone = probed[stem(case.model)][0]
+    weights, trained = defaultdict(float), {whole_name(name) for name in probed[case.name][0]["trained"]}
+    for name, norm in probed[case.name][0]["weights"].items():
+        weights[whole_name(name)] = math.hypot(weights[whole_name(name)], norm)
+    assert trained == set(alone["trained"])
+    assert weights == pytest.approx(alone["weights"], rel=1e-3, abs=1e-3)
+    for rank in probed[case.name]:
+        assert rank["norms"] == pytest.approx(alone["norms"], rel=1e-3)
+
+
+def whole_name(name: str) -> str:
+    """Of a parameter that is cut product by product."""
+    return re.sub(r"\.parts\.\d+", "", name)
+
+
+@CASES
 def test_collectives_are_two_a_layer_and_pass(case: Case, probed: dict[str, list[dict]]) -> None:
     for rank in probed[case.name]:
         assert (rank["forward"], rank["backward"], rank["step"]) == (case.forward, case.backward, {})
@@ -134,6 +160,9 @@ def cut_side(case: Case, name: str) -> int | None:
     layer, _, kind = name.rpartition(".")
     layer = layer.split(".parts.")[0]
     for pair in MODELS[case.model].pairs:
+        for end, side in (("out", 0), ("in", 1)):
+            if layer.endswith(tuple(f".{name}" for name in pair.get("low_rank", {}).get(end, []))):
+                return side
         if layer.endswith(tuple(f".{column}" for column in pair["column"])):
             return 1 if transposed and kind == "weight" else 0
         if layer.endswith(f".{pair['row'][0]}"):

@@ -39,6 +39,7 @@ class Run:
     script: Path = RESTARTS
     dropout: float = 0.0  # with it, the numbers that restarts go on with are each rank's own
     killed: bool = False  # else the first part ends by itself
+    keep: int = 3  # checkpoints
 
 
 def sharded(stage: int, **more) -> Plan:
@@ -48,10 +49,10 @@ def sharded(stage: int, **more) -> Plan:
 RUNS = (
     Run(name="ddp", plan=Plan(dp_replicate_degree=2, micro_batch=1, num_microbatches=2), killed=True),
     Run(name="zero1", plan=sharded(1), dropout=0.1),
-    Run(name="zero3", plan=sharded(3, recompute="full"), killed=True),
+    Run(name="zero3", plan=sharded(3, recompute="full"), killed=True, keep=1),
     Run(name="fsdp1", plan=sharded(2, micro_batch=1, num_microbatches=2), file="fsdp1/train.py"),
     Run(name="tensor", plan=Plan(tp_degree=2, micro_batch=4)),
-    Run(name="deepspeed", plan=sharded(3), file="train_deepspeed.py"),
+    Run(name="deepspeed", plan=sharded(3), file="train_deepspeed.py", keep=1),
     Run(name="adapters", plan=sharded(3), script=ADAPTERS),
 )
 OF_FOUR = (
@@ -71,7 +72,7 @@ def cells_of(run: Run, folder: Path) -> list[dict]:
     assert run.file in write_plan(input_of(run), folder / run.name)
     checkpoints = folder / f"{run.name}-checkpoints"
     plain = ["--steps", STEPS, "--eval-every", 2, "--eval-batches", 2, "--clip-norm", CLIP_NORM, "--warmup-steps", WARMUP_STEPS]
-    kept = [*plain, "--checkpoint", checkpoints, "--checkpoint-every", KEPT]
+    kept = [*plain, "--checkpoint", checkpoints, "--checkpoint-every", KEPT, "--keep-checkpoints", run.keep]
     kill = {"KILLED": f"1:{KEPT + 2}", "CHECKPOINTS": str(checkpoints)} if run.killed else {}
     kinds = {
         "whole": ([*plain, "--metrics", folder / f"{run.name}.whole"], {}),
@@ -180,11 +181,13 @@ def test_metrics_have_a_line_a_step_and_reasons_for_what_is_missing(run: Run, re
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda r: r.name)
-def test_the_newest_checkpoint_is_a_complete_one(run: Run, results: dict[str, list[dict]], folder: Path) -> None:
+def test_the_newest_checkpoints_are_kept_and_complete(run: Run, results: dict[str, list[dict]], folder: Path) -> None:
     assert results
     checkpoints = folder / f"{run.name}-checkpoints"
     assert (checkpoints / "latest").read_text() == f"step-{STEPS}"
-    assert {p.name for p in checkpoints.glob("step-*")} == {f"step-{KEPT}", f"step-{STEPS}"}
+    kept = [f"step-{KEPT}", f"step-{STEPS}"][-run.keep :]
+    assert sorted(p.name for p in checkpoints.glob("step-*")) == kept
+    assert (checkpoints / "complete").read_text().split() == kept
 
 
 def test_evaluation_follows_the_weights(results: dict[str, list[dict]]) -> None:

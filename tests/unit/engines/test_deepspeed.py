@@ -18,7 +18,12 @@ from cost_models.types import Plan
 FOLDER = Path("advice/plan-1")
 TENSOR = Plan(tp_degree=4, dp_shard_degree=4, zero_stage=2, num_microbatches=2, runtime="torch-tp")
 OFFLOAD = Plan(dp_shard_degree=16, zero_stage=3, offload=True, runtime="fsdp2")
-INPUTS = {"tensor": llama(TENSOR), "offload": llama(OFFLOAD), "half": dataclasses.replace(CASES["zero2"], precision="fp16")}
+PIPELINE = Plan(pp_degree=2, schedule="1f1b", dp_shard_degree=4, zero_stage=1, num_microbatches=4, runtime="torch-tp")
+STAGES = {"stages": [[f"model.layers.{i}" for i in range(16)], [f"model.layers.{i}" for i in range(16, 32)]]}
+INPUTS = {
+    "tensor": llama(TENSOR), "offload": llama(OFFLOAD), "half": dataclasses.replace(CASES["zero2"], precision="fp16"),
+    "pipeline": llama(PIPELINE, model=STAGES),
+}  # fmt: skip
 
 
 def config(inp) -> dict[str, Any]:
@@ -84,7 +89,7 @@ def test_split_layers_leave_the_global_batch_to_deepspeed() -> None:
         ({"zero_stage": 3}, "ZeRO 1 and 2"),
         ({"zero_stage": 0}, "ZeRO 1 and 2"),
         ({"offload": True}, "on the GPU"),
-        ({"pp_degree": 2, "schedule": "1f1b"}, "list of layers"),
+        ({"pp_degree": 2, "schedule": "1f1b"}, "its pipeline"),
     ],
 )
 def test_split_layers_that_it_cant_do_are_refused(change: dict, reason: str) -> None:

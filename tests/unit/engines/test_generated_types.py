@@ -14,6 +14,8 @@ GOLDEN = REPOSITORY / "tests/golden/engines"
 
 #: Train files that run a script unchanged replace functions of torch by their own, which is what these codes object to.
 REPLACES = "disable_error_code = method-assign, assignment"
+#: torchtitan's own sources are not read: whether it takes its file is tested by its reader, and most of it would be analysed for one file.
+SETTINGS = "[mypy]\nignore_missing_imports = true\npython_version = 3.11\n[mypy-torchtitan.*]\nfollow_imports = skip\n"
 
 
 def packages(target: Path) -> list[str]:
@@ -37,7 +39,7 @@ def packages(target: Path) -> list[str]:
 
 def test_generated_files_have_no_type_errors(tmp_path: Path) -> None:
     sections = [f"[mypy-{name}]\n{REPLACES}\n" for name in packages(tmp_path)]
-    (tmp_path / "mypy.ini").write_text("[mypy]\nignore_missing_imports = true\npython_version = 3.11\n" + "".join(sections))
+    (tmp_path / "mypy.ini").write_text(SETTINGS + "".join(sections))
     command = [sys.executable, "-m", "mypy", "--cache-dir", str(REPOSITORY / ".mypy_cache" / "generated"), "."]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

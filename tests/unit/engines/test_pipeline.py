@@ -25,7 +25,7 @@ from advisor.workload.stages import stage_modules
 from cost_models.types import Plan
 
 PROFILES, MODELS = REPOSITORY / "tests" / "profiles", REPOSITORY / "tests" / "engines" / "models"
-GOLDEN_FILES = ("parallelize.py", "stages.py", "split_layers.py", "train.py")
+GOLDEN_FILES = ("parallelize.py", "stages.py", "run_stages.py", "split_layers.py", "train.py")
 
 
 def pipe(pp_degree: int, schedule: str = "1f1b", **more) -> Plan:
@@ -154,16 +154,17 @@ def test_models_that_are_no_chain_are_refused_as_the_report_says(name: str) -> N
 
 def test_a_script_that_has_no_loss_function_gets_no_train_file_but_the_rest() -> None:
     inp = CASES["pipeline"]
-    assert set(files(inp)) == {"parallelize.py", "stages.py"}
+    assert set(files(inp)) == {"parallelize.py", "stages.py", "run_stages.py"}
     assert launch_line(inp) == ""
     assert "the stages call the loss by themselves" in why_no_files(dataclasses.replace(inp, engines=("pipeline",)))
     assert "PyTorch pipelines" in {s.engine for s in engines_for(inp.plan, inp.model) if s.supported}
 
 
-def test_fp16_has_no_train_file() -> None:
-    inp = dataclasses.replace(CASES["pipeline-functions"], precision="fp16", engines=("pipeline",))
-    assert "train.py" not in files(inp)
-    assert "take bf16" in why_no_files(inp)
+def test_fp16_scales_the_loss_alike_on_all_stages() -> None:
+    texts = files(dataclasses.replace(CASES["pipeline-functions"], precision="fp16"))
+    assert "loss_fn=scaled" in texts["parallelize.py"]
+    assert "scaler = ShardedGradScaler(device.type)" in texts["train.py"]
+    assert "scaler" not in "".join(files(CASES["pipeline-functions"]).values())
 
 
 def test_stages_must_be_as_many_as_the_plans() -> None:

@@ -62,7 +62,7 @@ def files(inp: EngineInput) -> dict[str, str]:
 @pytest.mark.parametrize("case", CASES)
 def test_files_are_as_committed(case: str, check_golden) -> None:
     texts = files(CASES[case])
-    assert set(texts) == {"parallelize.py", "split_layers.py", "train.py"}
+    assert set(texts) == {"parallelize.py", "split_layers.py", "train.py"} | ({"cut_loss.py"} if case == "tensor-vocabulary" else set())
     for name, text in texts.items():
         check_golden(f"engines/{case}/{name}", text)
 
@@ -73,7 +73,7 @@ def test_python_is_clean_and_short_enough_to_read(case: str, tmp_path: Path) -> 
         (tmp_path / name).write_text(text)
         assert len(text.splitlines()) < 200 or name == "train.py"
     settings = ["--config", str(REPOSITORY / "pyproject.toml")]
-    checked = ["parallelize.py", "split_layers.py"]
+    checked = [name for name in files(CASES[case]) if name != "train.py"]
     for command in (
         ["ruff", "check", *settings, "--ignore", "D,S,T20", "."],
         ["ruff", "format", "--diff", *settings, "."],
@@ -100,7 +100,11 @@ PLAIN = {"block_paths": ["layers.0", "layers.1"], "tp_pairs": [HEADS, pair(["up"
         ({"tp_pairs": [pair(["attn.qkv"], "attn.o", parts=[[]])]}, "attn.qkv holds several products in one weight"),
         (
             {"tp_pairs": [HEADS | {"adapters": ["attn.q.lora_B", "attn.o.lora_A"]}]},
-            "low-rank adapters (attn.q.lora_B, attn.o.lora_A) beside",
+            "low-rank adapters (attn.q.lora_B, attn.o.lora_A) are no nn.Linear layers",
+        ),
+        (
+            {"tp_pairs": [pair(["attn.qkv"], "attn.o", parts=[[1, 1, 1]], low_rank={"out": ["attn.lora_B"], "in": []})]},
+            "attn.qkv holds several products in one weight, and an adapter beside it",
         ),
         ({"tp_pairs": [HEADS | {"inner": ["attn.q_norm"]}]}, "attn.q_norm has weights between split layers"),
         ({"tp_pairs": [HEADS | {"group": "encoder"}, HEADS | {"group": "decoder"}]}, "its layers are of several kinds"),
@@ -117,7 +121,6 @@ def test_models_that_cannot_be_cut_have_a_reason(change: dict, reason: str) -> N
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"zero_stage": 1, "dp_shard_degree": 2}, "ZeRO-2 communicates as much"),
         ({"zero_stage": 3, "dp_shard_degree": 2, "offload": True}, "no offloading"),
         ({"tp_degree": 1}, "nothing to split"),
         ({"pp_degree": 2, "schedule": "1f1b"}, "pipelines"),
@@ -173,6 +176,58 @@ def test_a_sequence_is_split_where_it_can_be_shared_out_evenly(seq_len: int, rea
     plan = dataclasses.replace(TENSOR, sequence_parallel=True)
     assert engine.supports(plan, PLAIN | {"seq_len": seq_len}) == reason
     assert engine.supports(TENSOR, PLAIN | {"seq_len": seq_len}) == ""
+
+
+ADAPTED = pair(
+    ["attn.q.base", "attn.k", "attn.v.base"], "attn.o.base", attention=True, low_rank={"out": ["attn.q.B", "attn.v.B"], "in": ["attn.o.A"]}
+)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_adapters_are_cut_beside_their_weights(sequence: bool) -> None:
+    model = PLAIN | {"tp_pairs": [ADAPTED], "num_params": 100, "num_trainable_params": 10}
+    inp = dataclasses.replace(CASES["tensor-fused"], model=model, plan=dataclasses.replace(TENSOR, sequence_parallel=sequence))
+    assert engine.supports(inp.plan, model) == ""
+    texts = files(inp)
+    layers = texts["split_layers.py"]
+    assert 'LOW_RANK = {"out": ["attn.q.B", "attn.v.B"], "in": ["attn.o.A"]}' in layers
+    assert 'ATTENTION = {"attn.q.base": "attn"}' in layers  # not the adapter around a weight
+    assert ("requires_grad_(False)" in layers) == sequence
+    assert engine.validate(texts, inp) == []
+    texts["split_layers.py"] = layers.replace('"in": ["attn.o.A"]', '"in": []')
+    assert "LOW_RANK is" in "; ".join(engine.validate(texts, inp))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, ""),
+        (
+            {"whole_logits": "argmax reads the logits beside the cross-entropy"},
+            "# gathered: argmax reads the logits beside the cross-entropy",
+        ),
+    ],
+)
+def test_logits_stay_cut_or_are_gathered_for_a_reason(change: dict, reason: str) -> None:
+    texts = files(dataclasses.replace(CASES["tensor-vocabulary"], model=CASES["tensor-vocabulary"].model | change))
+    assert ("cut_loss.py" in texts) == ("keep_logits_cut(module)" in texts["parallelize.py"]) == (not reason)
+    assert reason in texts["parallelize.py"]
+
+
+def test_a_cross_entropy_imported_by_name_sees_whole_logits(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from torch.nn.functional import cross_entropy\n")
+    texts = files(dataclasses.replace(CASES["tensor-vocabulary"], script=str(script)))
+    assert "# gathered: the script imports cross_entropy by name, where it can't be exchanged" in texts["parallelize.py"]
+
+
+@pytest.mark.parametrize(("micro_batches", "once"), [(2, True), (1, False)])
+def test_zero_1_reduces_gradients_once_a_step(micro_batches: int, once: bool) -> None:
+    plan = Plan(tp_degree=2, dp_shard_degree=2, zero_stage=1, num_microbatches=micro_batches, runtime="torch-tp")
+    assert engine.supports(plan, PLAIN) == ""
+    texts = engine.files(llama(plan), "examples/llama3_8b.py")
+    assert ("set_requires_gradient_sync(at_boundary())" in texts["train.py"]) == once
+    assert "reshard_after_forward=False" in texts["parallelize.py"]
 
 
 def test_precision_needs_no_data_ranks() -> None:

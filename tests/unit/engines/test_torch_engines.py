@@ -63,11 +63,14 @@ def test_fsdp1_refuses_with_a_reason(plan: Plan, model: dict, reason: str) -> No
     assert reason in fsdp1.supports(plan, model)
 
 
-def test_fsdp1_leaves_unmodified_scripts_to_fsdp2() -> None:
-    files = plan_files(gpt2(FSDP), FOLDER)
+def test_fsdp1_runs_unmodified_scripts_too() -> None:
+    assert "route_calls(model, parallel)" in plan_files(gpt2(FSDP), FOLDER)["fsdp1/train.py"]
+
+
+def test_fsdp1_refuses_a_script_that_scales_its_loss() -> None:
+    files = plan_files(gpt2(FSDP, meta={"uses_grad_scaler": True}), FOLDER)
     assert "train.py" in files
-    assert "fsdp1/train.py" not in files
-    assert "no `fsdp1/train.py`: its loop needs a file that declares build_model" in files["README.md"]
+    assert "no `fsdp1/train.py`: the script's GradScaler sees this rank's shards alone" in files["README.md"]
 
 
 def test_models_without_layers_are_wrapped_by_size() -> None:

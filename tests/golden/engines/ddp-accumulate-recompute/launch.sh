@@ -2,6 +2,7 @@
 # DDP 8, recompute selective: 1 node x 8 GPUs.
 #   through Slurm:  sbatch advice/plan-1/launch/slurm.sbatch
 #   other engine:   TRAIN=train_deepspeed.py advice/plan-1/launch.sh
+#   train_deepspeed.py needs `pip install deepspeed`
 # Arguments are handed on.
 set -euo pipefail
 

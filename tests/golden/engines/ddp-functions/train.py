@@ -72,7 +72,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
     data = random_states()  # batches go on from here, alike on all ranks
     seed_everything(SEED + rank)  # different dropout masks
     metrics = Metrics(options.metrics, device)
-    checkpoints = Checkpoints(options.checkpoint, model, optimizer, scaler)
+    checkpoints = Checkpoints(options, model, optimizer, scaler)
     first, data = checkpoints.load(data)
 
     for step in range(first, options.steps):

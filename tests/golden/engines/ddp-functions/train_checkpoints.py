@@ -1,9 +1,10 @@
 """Asynchronous checkpoints: each rank copies what it holds to the host, trains on, and writes meanwhile.
 
 A folder holds `step-<N>/`, written together by all ranks through torch.distributed.checkpoint, and `latest`, which names the newest
-complete one. Weights and optimizer states are saved by the name of their parameter, so that another number of ranks can read them.
+complete one; older ones are deleted as `--keep-checkpoints` says. Weights and optimizer states are saved by the name of their parameter, so that another number of ranks can read them.
 """
 
+import argparse
 import functools
 from concurrent.futures import Future
 from pathlib import Path
@@ -23,13 +24,13 @@ OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 class Checkpoints:
-    """Those of one run; with an empty `folder` none are read or written."""
+    """Those of one run; without a folder none are read or written."""
 
-    def __init__(self, folder: str, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler):
-        self.folder, self.model, self.optimizer = folder, model, optimizer
+    def __init__(self, options: argparse.Namespace, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler):
+        self.folder, self.keep, self.model, self.optimizer = options.checkpoint, options.keep_checkpoints, model, optimizer
         self.scaler = scaler
         # a process group of its own: writing ranks talk beside training, never in the order of its collectives
-        self.group = dist.new_group(backend="gloo") if folder else None
+        self.group = dist.new_group(backend="gloo") if self.folder else None
         self.writing: Future[Any] | None = None
 
     def load(self, data: RandomStates) -> tuple[int, RandomStates]:
@@ -71,7 +72,7 @@ class Checkpoints:
     def mark(self, name: str, written: Future[Any]) -> None:
         """Called when the ranks have written, or failed to."""
         if written.exception() is None:
-            mark_newest(self.folder, name)
+            mark_newest(self.folder, name, self.keep)
 
     def finish(self) -> None:
         """Wait for what is being written; raises what went wrong."""

@@ -24,7 +24,7 @@ import numpy
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from parallelize import parallelize
@@ -104,6 +104,9 @@ def only_rank_0_speaks() -> None:
     plain_save = torch.save
 
     def save(value, *args, **kwargs):
+        if torch.is_storage(value):  # not the script's doing: a tensor is packed for another process
+            plain_save(value, *args, **kwargs)
+            return
         agree_to_save()
         value = gathered(value)  # all ranks take part
         if RANK == 0:
@@ -170,6 +173,7 @@ def parallelize_with_optimizer() -> None:
         sharded = dict(model.named_parameters())
         for group in optimizer.param_groups:
             group["params"] = [sharded[names[id(p)]] for p in group["params"]]
+        route_loading(model, optimizer)
         route_steps(optimizer, optimizer.step)
         different_draws()
 
@@ -177,18 +181,47 @@ def parallelize_with_optimizer() -> None:
 
 
 def gathered(value):
-    """Whole tensors in the place of sharded ones, wherever they sit in dicts and lists."""
+    """Whole tensors in the place of sharded ones, wherever they sit in dicts and lists: on rank 0's host; the other ranks only take part."""
     if isinstance(value, DTensor):
-        return value.full_tensor()
+        whole = value.full_tensor()
+        return whole.cpu() if RANK == 0 else whole.to("meta")
     if isinstance(value, dict):
         return type(value)((key, gathered(item)) for key, item in value.items())
     return [gathered(item) for item in value] if isinstance(value, list) else value
 
 
+def part(value, sharded):
+    """This rank's part of a whole tensor that is sharded as another one is; all else stays as it is."""
+    if not isinstance(value, torch.Tensor) or not isinstance(sharded, DTensor) or value.shape != sharded.shape:
+        return value
+    return distribute_tensor(value.to(sharded.device), sharded.device_mesh, sharded.placements, src_data_rank=None)
+
+
+def route_loading(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """What the script loads once it has its optimizer is whole, as `torch.save` left it: each rank takes its part."""
+    load_weights, load_states = model.load_state_dict, optimizer.load_state_dict
+
+    def weights(whole, *args, **kwargs):
+        sharded = model.state_dict()
+        return load_weights({name: part(value, sharded.get(name)) for name, value in whole.items()}, *args, **kwargs)
+
+    def states(whole):
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        cut = {i: {key: part(value, parameters[i]) for key, value in state.items()} for i, state in whole["state"].items()}
+        load_states(whole | {"state": cut})
+
+    model.load_state_dict, optimizer.load_state_dict = weights, states
+
+
 def whole_norms() -> None:
     """The script gets the gradient norm as an ordinary number, not as a sharded one."""
     plain_clip = torch.nn.utils.clip_grad_norm_
-    torch.nn.utils.clip_grad_norm_ = lambda *args, **kwargs: gathered(plain_clip(*args, **kwargs))
+
+    def clip_grad_norm_(*args, **kwargs):
+        norm = plain_clip(*args, **kwargs)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
 
 
 def route_steps(optimizer: torch.optim.Optimizer, take_step) -> None:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from parallelize import parallelize
-from stages import Pipeline
+from run_stages import Pipeline
 from train_checkpoints import Checkpoints
 from train_helpers import Metrics, draw, parse_options, random_states, seed_everything, set_random_states, warm_up
 
@@ -66,7 +66,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
     data = random_states()  # batches go on from here, alike on all ranks
     seed_everything(SEED + rank)  # different dropout masks
     metrics = Metrics(options.metrics, device)
-    checkpoints = Checkpoints(options.checkpoint, model, optimizer)
+    checkpoints = Checkpoints(options, model, optimizer)
     first, data = checkpoints.load(data)
 
     for step in range(first, options.steps):

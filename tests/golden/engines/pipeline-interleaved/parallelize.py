@@ -14,7 +14,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 
-from stages import Pipeline, Stage, keep_stages
+from run_stages import Pipeline
+from stages import Stage, keep_stages
 
 NUM_MICROBATCHES = 8
 STAGES = [  # modules in the order in which they run, cut where the plan's price assumes it

@@ -17,12 +17,14 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from cut_loss import keep_logits_cut
+from run_stages import Pipeline
 from split_layers import FirstCall, Whole, join_sequence, split_layers, split_sequence
-from stages import Pipeline, Stage, StandIn, keep_stages
+from stages import Stage, StandIn, keep_stages
 
 NUM_MICROBATCHES = 8
 STAGES = [  # modules in the order in which they run, cut where the plan's price assumes it
@@ -79,13 +81,16 @@ def parallelize(model: nn.Module, loss_fn) -> tuple[nn.Module, Pipeline]:
         split_layers(layer.to(device), tensor)
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, context_fn=keep_every_second_product)
         shard(layer)
+    head_style = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
     by_vocabulary = {  # each rank has its rows of them
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
-        "lm_head": ColwiseParallel(output_layouts=Replicate()),
+        "lm_head": head_style,
     }
     for name, module in outside.items():  # embeddings, last norm and head
         cut = getattr(module, "padding_idx", None) is None  # DTensor would look for the padding row on every rank
         parallelize_module(module.to(device), tensor, (cut and by_vocabulary.get(name)) or Whole())
+        if by_vocabulary.get(name) is head_style:
+            keep_logits_cut(module)
     stages = []
     for index in mine:
         stage = Stage(model, loss_fn, STAGES, index, aside)

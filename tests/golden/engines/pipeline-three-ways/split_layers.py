@@ -13,7 +13,8 @@ PAIRS = [
     (["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], ["self_attn.o_proj"]),
     (["mlp.gate_proj", "mlp.up_proj"], ["mlp.down_proj"]),
 ]
-ATTENTION = ["self_attn"]  # modules that hold the heads, and what they may call the sizes that a rank has only a part of
+ATTENTION = {"self_attn.q_proj": "self_attn"}  # by their first column: modules that hold the heads
+# what these may call the sizes that a rank has only a part of
 LOCAL_SIZES = {
     "num_heads", "num_attention_heads", "n_head", "n_heads", "heads", "num_key_value_heads", "num_kv_heads", "n_kv_head", "n_kv_heads",
     "n_local_heads", "n_local_kv_heads", "hidden_size", "embed_dim", "n_embd", "d_model", "dim", "width", "inner_dim", "all_head_size", "split_size",
@@ -41,27 +42,28 @@ class SharedInput:
     def __init__(self, mesh: DeviceMesh):
         self.mesh = mesh
         self.last: nn.Module | None = None  # column layer
-        self.given: torch.Tensor | None = None
+        self.plain: torch.Tensor | None = None
+        self.narrowed: torch.Tensor | None = None  # what stands for it in a module that holds the heads
         self.whole: DTensor | None = None
 
     def take(self, x: torch.Tensor) -> None:
-        self.given, self.whole = x, DTensor.from_local(x, self.mesh, [Shard(1)]).redistribute(placements=[Replicate()])
+        self.plain, self.whole = x, DTensor.from_local(x, self.mesh, [Shard(1)]).redistribute(placements=[Replicate()])
 
     def __call__(self, layer, inputs):
         """Before a column layer."""
-        if inputs[0] is not self.given:
+        if inputs[0] is not self.plain and inputs[0] is not self.narrowed:
             self.take(inputs[0])
         whole = self.whole
         if layer is self.last:
-            self.given = self.whole = None
+            self.plain = self.narrowed = self.whole = None
         return (whole, *inputs[1:])
 
     def narrow(self, _attention, args, kwargs):
         """Before a module that holds the heads: it may read sizes from its input, so it sees one as wide as its own heads."""
         x = args[0] if args else next(iter(kwargs.values()))
         self.take(x)
-        self.given = given = self.whole.to_local().detach()[..., : x.shape[-1] // self.mesh.size()]
-        return tuple(given if a is x else a for a in args), {k: given if a is x else a for k, a in kwargs.items()}
+        self.narrowed = narrowed = self.whole.to_local().detach()[..., : x.shape[-1] // self.mesh.size()]
+        return tuple(narrowed if a is x else a for a in args), {k: narrowed if a is x else a for k, a in kwargs.items()}
 
 
 def split_sequence(mesh: DeviceMesh, _block, inputs):
@@ -89,9 +91,8 @@ def split_layers(block: nn.Module, mesh: DeviceMesh) -> None:
             shared.last = layer = block.get_submodule(name)
             layer.register_forward_pre_hook(shared)
         styles |= dict.fromkeys(rows, RowwiseParallel(output_layouts=Shard(1)))
-        home = columns[0].rpartition(".")[0]
-        if home in ATTENTION:
-            holder = block.get_submodule(home)
+        if columns[0] in ATTENTION:
+            holder = block.get_submodule(ATTENTION[columns[0]])
             for size in vars(holder).keys() & LOCAL_SIZES:
                 setattr(holder, size, getattr(holder, size) // mesh.size())
             holder.register_forward_pre_hook(shared.narrow, with_kwargs=True)

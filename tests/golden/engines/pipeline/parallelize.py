@@ -19,7 +19,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.utils.checkpoint import checkpoint
 
-from stages import Pipeline, Stage, StandIn, keep_stages
+from run_stages import Pipeline
+from stages import Stage, StandIn, keep_stages
 
 NUM_MICROBATCHES = 16
 STAGES = [  # modules in the order in which they run, cut where the plan's price assumes it

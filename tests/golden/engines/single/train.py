@@ -105,7 +105,7 @@ def only_rank_0_speaks() -> None:
     plain_save = torch.save
 
     def save(value, *args, **kwargs):
-        if RANK == 0:
+        if RANK == 0 or torch.is_storage(value):  # a storage is no doing of the script's: a tensor is packed for another process
             plain_save(value, *args, **kwargs)
 
     torch.save = save

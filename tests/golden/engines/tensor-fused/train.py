@@ -107,6 +107,9 @@ def only_rank_0_speaks() -> None:
     plain_save = torch.save
 
     def save(value, *args, **kwargs):
+        if torch.is_storage(value):  # not the script's doing: a tensor is packed for another process
+            plain_save(value, *args, **kwargs)
+            return
         agree_to_save()
         value = joined(gathered(value))  # all ranks take part
         if RANK == 0:
@@ -167,9 +170,10 @@ def parallelize_with_optimizer() -> None:
 
 
 def gathered(value):
-    """Whole tensors in the place of sharded ones, wherever they sit in dicts and lists."""
+    """Whole tensors in the place of sharded ones, wherever they sit in dicts and lists: on rank 0's host; the other ranks only take part."""
     if isinstance(value, DTensor):
-        return value.full_tensor()
+        whole = value.full_tensor()
+        return whole.cpu() if RANK == 0 else whole.to("meta")
     if isinstance(value, dict):
         return type(value)((key, gathered(item)) for key, item in value.items())
     return [gathered(item) for item in value] if isinstance(value, list) else value
@@ -178,7 +182,12 @@ def gathered(value):
 def whole_norms() -> None:
     """The script gets the gradient norm as an ordinary number, not as a sharded one."""
     plain_clip = torch.nn.utils.clip_grad_norm_
-    torch.nn.utils.clip_grad_norm_ = lambda *args, **kwargs: gathered(plain_clip(*args, **kwargs))
+
+    def clip_grad_norm_(*args, **kwargs):
+        norm = plain_clip(*args, **kwargs)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
 
 
 def whole_name(name: str) -> str:

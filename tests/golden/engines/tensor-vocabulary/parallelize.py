@@ -16,6 +16,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from cut_loss import keep_logits_cut
 from split_layers import FirstCall, Whole, join_sequence, split_layers, split_sequence
 
 BLOCKS = re.compile(r"model\.layers\.\d+")  # the repeated layers, by name
@@ -40,11 +41,10 @@ def keep_every_second_product():
     return create_selective_checkpoint_contexts(policy)
 
 
-def parallelize(model: nn.Module, *, gather_logits: bool = True) -> nn.Module:
+def parallelize(model: nn.Module, *, gather_logits: bool = False) -> nn.Module:
     """Cut the layers over 4 ranks, then shard what each holds over the data ranks.
 
-    Without `gather_logits` the logits stay cut over the vocabulary, which saves their memory and an all-gather. Only a cross-entropy can use
-    them so, and only when it and its backward pass run inside `torch.distributed.tensor.parallel.loss_parallel()`.
+    While the model trains, its logits stay cut over the vocabulary: DTensors, made for a cross-entropy. `gather_logits` is for code that reads more of them.
     """
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     mesh = init_device_mesh(device_type, (2, 4), mesh_dim_names=("shard", "tensor"))
@@ -68,5 +68,7 @@ def parallelize(model: nn.Module, *, gather_logits: bool = True) -> nn.Module:
     for name, module in outside.items():  # embeddings, last norm and head
         cut = getattr(module, "padding_idx", None) is None  # DTensor would look for the padding row on every rank
         parallelize_module(module.to(device_type), tensor, (cut and by_vocabulary.get(name)) or Whole())
+        if by_vocabulary.get(name) is head_style and not gather_logits:
+            keep_logits_cut(module)
     shard(model)
     return model

@@ -2,6 +2,7 @@
 # ZeRO-1 8: 1 node x 8 GPUs.
 #   through Slurm:  sbatch advice/plan-1/launch/slurm.sbatch
 #   other engine:   TRAIN=train.py advice/plan-1/launch.sh
+#   train_deepspeed.py needs `pip install deepspeed`
 # Arguments are handed on.
 set -euo pipefail
 

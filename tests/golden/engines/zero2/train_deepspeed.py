@@ -69,8 +69,8 @@ def share(batch, index: int, device: torch.device):
 class Checkpoints:
     """DeepSpeed's own, in `<folder>/step-<N>/`, and `latest`, which names the newest complete one. Training waits while they are written."""
 
-    def __init__(self, folder: str, engine: deepspeed.DeepSpeedEngine):
-        self.folder, self.engine = folder, engine
+    def __init__(self, options: argparse.Namespace, engine: deepspeed.DeepSpeedEngine):
+        self.folder, self.keep, self.engine = options.checkpoint, options.keep_checkpoints, engine
 
     def load(self, data: RandomStates) -> tuple[int, RandomStates]:
         """The step to go on with and where the random numbers of the batches stand; 0 and `data` without a checkpoint."""
@@ -89,7 +89,7 @@ class Checkpoints:
         torch.save({"step": step, "data": data, "own": random_states()}, self.progress_file(name))
         dist.barrier()
         if dist.get_rank() == 0:
-            mark_newest(self.folder, name)
+            mark_newest(self.folder, name, self.keep)
 
     def progress_file(self, name: str) -> Path:
         """Where this rank's random numbers lie."""
@@ -108,7 +108,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
     data = random_states()  # batches go on from here, alike on all ranks
     seed_everything(SEED + rank)  # different dropout masks
     metrics = Metrics(options.metrics, device)
-    checkpoints = Checkpoints(options.checkpoint, engine)
+    checkpoints = Checkpoints(options, engine)
     first, data = checkpoints.load(data)
 
     for step in range(first, options.steps):

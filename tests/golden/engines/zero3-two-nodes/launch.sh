@@ -3,6 +3,7 @@
 #   on every node:  HEAD_NODE=<name of the first node> advice/plan-1/launch.sh
 #   through Slurm:  sbatch advice/plan-1/launch/slurm.sbatch
 #   other engine:   TRAIN=train_deepspeed.py advice/plan-1/launch.sh
+#   train_deepspeed.py needs `pip install deepspeed`
 # Arguments are handed on.
 set -euo pipefail
 

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import statistics
 import time
 from collections.abc import Callable
@@ -37,14 +38,15 @@ def parse_options(description: str) -> argparse.Namespace:
     add("--eval-batches", type=int, default=10, help="global batches in an evaluation")
     add("--checkpoint", default="", metavar="DIR", help="folder seen by all nodes; a run goes on from the newest checkpoint there")
     add("--checkpoint-every", type=int, default=1000, help="steps between checkpoints; the last step has one too")
+    add("--keep-checkpoints", type=int, default=3, metavar="N", help="keep the newest N of this run's checkpoints (default 3; 0: all)")
     add("--metrics", default="", metavar="FILE", help="append one JSON line a step to this file")
     options = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error("start this file by torchrun, as launch.sh does")
     if min(options.steps, options.eval_batches, options.checkpoint_every) < 1:
         parser.error("--steps, --eval-batches and --checkpoint-every start at 1")
-    if min(options.warmup_steps, options.clip_norm, options.eval_every) < 0:
-        parser.error("--warmup-steps, --clip-norm and --eval-every are 0 or more")
+    if min(options.warmup_steps, options.clip_norm, options.eval_every, options.keep_checkpoints) < 0:
+        parser.error("--warmup-steps, --clip-norm, --eval-every and --keep-checkpoints are 0 or more")
     if os.environ["RANK"] == "0":  # better now than after the first steps
         try:
             make_targets(options.checkpoint, options.metrics)
@@ -107,11 +109,23 @@ def newest_checkpoint(folder: str) -> str:
     return found[0]
 
 
-def mark_newest(folder: str, name: str) -> None:
-    """Name a complete checkpoint; replaced in one go, so a run that is killed here leaves the old name or the new one."""
-    fresh = Path(folder) / "latest.new"
-    fresh.write_text(name)
-    fresh.replace(Path(folder) / "latest")
+def mark_newest(folder: str, name: str, keep: int) -> None:
+    """Name a complete checkpoint, then delete all but `keep` of those that `complete` lists, which were written here (0: none)."""
+    replace_text(Path(folder) / "latest", name)
+    listed = Path(folder) / "complete"
+    before = listed.read_text().split() if listed.is_file() else []
+    names = [*(other for other in before if other != name), name]
+    outdated = names[:-keep] if keep else []
+    for other in outdated:
+        shutil.rmtree(Path(folder) / other, ignore_errors=True)
+    replace_text(listed, "\n".join(names[len(outdated) :]))
+
+
+def replace_text(file: Path, text: str) -> None:
+    """In one go: a run that is killed here leaves the old text or the new one."""
+    fresh = file.with_name(f"{file.name}.new")
+    fresh.write_text(text)
+    fresh.replace(file)
 
 
 class Metrics:
