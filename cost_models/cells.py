@@ -14,6 +14,7 @@ from cost_models.numbering import ragged
 from cost_models.terms.compute import (
     ATTENTION,
     ATTENTION_CLASS,
+    CONVOLUTION,
     ELEMENT_BYTES,
     FORWARD,
     GEMM,
@@ -28,6 +29,9 @@ from cost_models.traits import Runtime
 from cost_models.types import Cluster, FloatArray, IntArray, OpTable, PlanTable, Workload
 
 _UNFUSED_SOFTMAX_LAUNCHES = 4.0  # scale, mask, cast, softmax, cast back and their temporaries instead of one kernel
+#: fp32 numbers a position that a cross-entropy of cut logits sums over the ranks: largest logit, sum of exponentials, the loss (`loss_parallel`).
+LOSS_SUMS = 3
+ADAPTER_COLUMNS = ("num_row_adapters", "num_column_adapters", "row_adapter_bytes", "column_adapter_bytes")
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -53,8 +57,13 @@ class Cells:
     edges: FloatArray  # gathers of a divided sequence where it must be whole, in the forward pass; sequence parallelism only
     in_sequence: FloatArray  # 1 where sequence parallelism divides what lies between the layers' products
     logits_bytes: FloatArray  # gathered over the vocabulary
+    loss_bytes: FloatArray  # summed over the tensor ranks instead, in LOSS_SUMS calls, where a cross-entropy takes its logits cut
     whole_tensors: FloatArray  # trained parameters that every tensor rank holds whole and uses on its part of the sequence
     whole_bytes: FloatArray  # of their gradients
+    num_row_adapters: FloatArray  # low-rank products that sum outputs forward
+    num_column_adapters: FloatArray  # and input gradients backward
+    row_adapter_bytes: FloatArray
+    column_adapter_bytes: FloatArray
     boundary_bytes: FloatArray  # whole activation at the unit's output
     all_to_all_bytes: FloatArray  # tokens sent to experts, one direction
     context_bytes: FloatArray  # keys and values of one context rank
@@ -118,10 +127,11 @@ def make_cells(
     sizes = unit_sizes(g, tp[unit_cell], ep[unit_cell], samples[unit_cell], **outside)
     tp_here = tensor_degree(g, tp[unit_cell], outside["root_whole"])
     num_experts = np.array([x.num_experts for x in workloads])[w][cell]
+    has_maps = np.array([bool((g.ops.kind == CONVOLUTION).any()) for x in workloads for g in x.groups])[group_at]
     expert = (ops.kind == GEMM) & (ops.op_class != ATTENTION_CLASS) & (num_experts > 1) & (ops.batch == num_experts)
     shapes = device_shapes(
         ops, Split(samples=samples[cell], tp_degree=tp_here[unit], ep_degree=ep[cell], sequence_parallel=sequence[cell] * sizes["in_sequence"][unit]),
-        expert=expert.astype(np.int64), **_rates(workloads=workloads, clusters=clusters, w=w, c=c, cell=cell, can_be_low=_is_weight_product(ops) & (g["can_recompute"][unit] > 0)),
+        expert=expert.astype(np.int64), in_maps=has_maps[unit], **_rates(workloads=workloads, clusters=clusters, w=w, c=c, cell=cell, can_be_low=_is_weight_product(ops) & (g["can_recompute"][unit] > 0)),
     )  # fmt: skip
     fused = np.array([r.memory_traffic_share for r in runtimes])[plans.runtime][cell]
     in_block = (shapes.flops == 0) & (g["can_recompute"][unit] > 0)
@@ -219,6 +229,7 @@ def group_columns(workloads: Sequence[Workload]) -> dict[str, FloatArray]:
         "num_expert_params",
         "boundary_bytes",
         "num_tp_collectives",
+        *ADAPTER_COLUMNS,
         "can_recompute",
         "is_unit",
     )
@@ -229,10 +240,10 @@ def group_columns(workloads: Sequence[Workload]) -> dict[str, FloatArray]:
         for g in w.groups
     ]
     out["whole_tensors"], out["whole_bytes"] = (np.array([sum(t[i] for t in tensors) for tensors in whole]) for i in range(2))
-    logits = [w.tokens_per_sample * w.vocab_size * gather_bytes(w) * (w.logits_bytes > 0) for w in workloads]
-    out["logits_bytes"] = np.array(
-        [size * (g is w.groups[-1]) * (g.num_tp_params > 0) for w, size in zip(workloads, logits, strict=True) for g in w.groups]
-    )
+    has_head = np.array([float(w.logits_bytes > 0 and g is w.groups[-1] and g.num_tp_params > 0) for w in workloads for g in w.groups])
+    tokens, cuts = np.array([(w.tokens_per_sample, float(w.cuts_loss)) for w in workloads for _ in w.groups]).T
+    logits = np.array([w.vocab_size * gather_bytes(w) for w in workloads for _ in w.groups])
+    out["logits_bytes"], out["loss_bytes"] = tokens * logits * has_head * (1.0 - cuts), 4.0 * LOSS_SUMS * tokens * has_head * cuts
     out["num_layers"] = np.array([float(g.num_layers) for w in workloads for g in w.groups])
     sends = [
         2.0 * w.tokens_per_sample * w.num_active_experts * w.hidden_size * (g.num_expert_params > 0) for w in workloads for g in w.groups
@@ -271,7 +282,9 @@ def unit_sizes(
         "whole_tensors": np.where((tp_here > 1) & ~joins, g["whole_tensors"], 0.0),
         "whole_bytes": np.where((tp_here > 1) & ~joins, g["whole_bytes"], 0.0),
         "edges": np.where(joins & (tp > 1), g["num_tp_collectives"], 0.0), "in_sequence": np.where(joins, 0.0, 1.0),
-        "logits_bytes": np.where(joins & (tp_here > 1), g["logits_bytes"], 0.0) * samples, "boundary_bytes": g["boundary_bytes"] * samples,
+        **{name: np.where(joins & (tp_here > 1), g[name], 0.0) * samples for name in ("logits_bytes", "loss_bytes")},
+        **{name: np.where(tp_here > 1, g[name], 0.0) * (samples if "bytes" in name else 1.0) for name in ADAPTER_COLUMNS},
+        "boundary_bytes": g["boundary_bytes"] * samples,
         "all_to_all_bytes": g["all_to_all_bytes"] * samples, "context_bytes": g["context_bytes"] * samples / tp,
         "dense_params": np.maximum(split, 0.0) / tp_here + (g["num_params"] - np.maximum(g["num_tp_params"], g["num_expert_params"]))
         + np.where(is_bank, 0.0, experts),

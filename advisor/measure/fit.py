@@ -25,7 +25,8 @@ from cost_models.types import FloatArray
 #: identify them.
 PRIORS: Mapping[str, tuple[float, float]] = {
     "gemm_rate_share": (0.80, 0.1), "gemm_half_m": (60.0, 0.3), "gemm_half_n": (120.0, 0.5), "gemm_half_k": (120.0, 0.5),
-    "low_precision_rate_share": (0.75, 0.15), "convolution_rate_share": (0.45, 0.3), "attention_rate_share": (0.5, 0.25),
+    "low_precision_rate_share": (0.75, 0.15), "convolution_rate_share": (0.28, 0.2), "tf32_convolution_gain": (1.3, 0.15), "map_traffic": (1.1, 0.1),
+    "attention_rate_share": (0.5, 0.25),
     "batched_rate_share": (0.45, 0.3), "expert_imbalance": (1.15, 0.1), "memory_rate_share": (0.8, 0.1), "memory_traffic": (1.2, 0.4),
     "host_s_per_kernel": (30e-6, 0.2), "host_s_per_collective": (70e-6, 0.5), "backward_launch_share": (1.0, 0.3),
     "intra_latency_s": (25e-6, 0.5), "step_s": (6e-3, 0.4), "scalar_rate_share": (0.85, 0.15), "intra_rate_share": (0.65, 0.2), "pcie_rate_share": (0.4, 0.3),
@@ -38,14 +39,15 @@ BY_RUNTIME: Mapping[str, float] = {
     "gemm_rate_share": 0.10, "host_s_per_kernel": 0.3, "step_s": 0.4, "inter_rate_share": 0.4, "intra_rate_share": 0.2,
     "inter_latency_s_per_node": 0.8, "intra_latency_s": 0.8, "reduction_rate_share": 0.3, "attention_rate_share": 0.2,
 }  # fmt: skip
-BY_FAMILY: Mapping[str, float] = {"gemm_rate_share": 0.15, "attention_rate_share": 0.25}
+BY_FAMILY: Mapping[str, float] = {"gemm_rate_share": 0.15, "attention_rate_share": 0.25, "convolution_rate_share": 0.2}
 #: Factors known before any run: largest product measured on such cards over that of an H100 (stas00/ml-engineering, MAMF table), and
 #: cards whose power limit keeps them far below the clock their peak is quoted at (T4: 70 W, base 585 of 1590 MHz; 500 W H100);
 #: GeForce cards accumulate in fp32 at half rate, so that they run near that peak, above the quoted clock.
 DEVICE_FACTORS: Mapping[str, Mapping[str, float]] = {
     "ampere": {"gemm_rate_share": 1.08}, "blackwell": {"gemm_rate_share": 0.95}, "cdna3": {"gemm_rate_share": 0.7},
     "t4": {"gemm_rate_share": 0.4, "attention_rate_share": 0.4, "batched_rate_share": 0.4},
-    "rtx-3090": {"gemm_rate_share": 1.25}, "rtx-4090": {"gemm_rate_share": 1.25}, "rtx-5090": {"gemm_rate_share": 1.25},
+    **{card: {"gemm_rate_share": 1.25, "convolution_rate_share": 2.2} for card in
+       ("rtx-2080-ti", "rtx-3060", "rtx-3080", "rtx-3090", "rtx-4080", "rtx-4090", "rtx-5090")},
     "h100-sxm-96gb-hbm2e": {"gemm_rate_share": 0.845, "attention_rate_share": 0.845},
 }  # fmt: skip
 _RUNS_PER_MODEL = 120.0

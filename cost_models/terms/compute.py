@@ -2,6 +2,11 @@
 
     seconds = max(flops / (peak x share x saturation x fill^w), bytes / (memory rate x share))
 
+Convolutions choose tiles by their shape, so that one share of the peak stands for them, layout changes around them included (in recorded
+traces of ResNet-50 in NCHW a quarter of the time): one for 16-bit, one for TF32. Between convolutions, batch normalisation and ReLU move
+what a count of their operands says (1.02 to 1.16 of it in the same traces); operators between the products of transformers 1.5 times that.
+Grouped convolutions with few channels a group have no use for matrix units: they move their bytes `grouped_traffic` times.
+
 `saturation` = 1 / ((1 + c_m/m)(1 + c_n/n)(1 + c_k/k)) lowers the rate of products with a short side; `fill` is the filled part
 of the last wave of 128 x 128 tiles. Shares and c are calibrated per GPU family. Ignored: layout (NN, NT, TN), L2 reuse, clocks.
 Backward fused attention does 2.5 times the forward work (it recomputes scores: 5 products instead of 2; Dao 2022).
@@ -22,9 +27,23 @@ GEMM, CONVOLUTION, ATTENTION, MEMORY = (PRICING_KINDS.index(k) for k in ("gemm",
 FORWARD, BACKWARD, OPTIMIZER = (PHASES.index(p) for p in ("forward", "backward", "optimizer"))
 ATTENTION_CLASS = OP_CLASSES.index("attention")
 #: Classes of achieved rate: constant that gives the share of the peak.
-RATES = ("gemm", "low", "expert", "expert_low", "convolution", "attention", "batched", "scalar", "memory")
+RATES = (
+    "gemm",
+    "low",
+    "expert",
+    "expert_low",
+    "convolution",
+    "tf32_convolution",
+    "grouped_convolution",
+    "attention",
+    "batched",
+    "scalar",
+    "memory",
+    "map",
+)
 BoolArray = npt.NDArray[np.bool_]
 TILE = 128.0
+FEW_CHANNELS = 8.0  # output channels per group up to which a convolution counts as grouped
 FLASH_BACKWARD_FACTOR = 2.5
 ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
 
@@ -79,7 +98,7 @@ def peak_flops_per_s(device: Device, dtype: str, *, convolution: bool = False) -
 
 def device_shapes(
     ops: OpTable, split: Split, *, peaks: tuple[FloatArray, FloatArray], memory_bytes_per_s: FloatArray, num_sms: FloatArray,
-    element_bytes: FloatArray, low_precision: IntArray, expert: IntArray, scalar: tuple[BoolArray, BoolArray],
+    element_bytes: FloatArray, low_precision: IntArray, expert: IntArray, scalar: tuple[BoolArray, BoolArray], in_maps: BoolArray,
 ) -> OpShapes:  # fmt: skip
     """Operators as one device executes them: micro-batch multiplied in, tensor and expert parallelism divided out.
 
@@ -93,6 +112,7 @@ def device_shapes(
         low_precision: 1 where the product runs in the low precision of the workload (fp8, fp4).
         expert: 1 where the product is a bank of experts, one independent product each.
         scalar: where products, and where convolutions, run in fp32 without matrix units.
+        in_maps: where the operator belongs to a group of layers with convolutions.
     """
     grow = {name: np.where(ops.batch_dim == i, split.samples, 1.0) for i, name in enumerate(BATCH_DIMS) if name != "none"}
     cut = {name: np.where(ops.tp_split == i, split.tp_degree, 1.0) for i, name in enumerate(TP_SPLITS) if name in ("m", "n", "k", "batch")}
@@ -115,7 +135,7 @@ def device_shapes(
         wave_fill=np.where(saturates, waves / np.ceil(waves), 1.0),
         moved_bytes=np.where(is_gemm, element_bytes * batch * (m * k + k * n + m * n), _bytes(ops, split)),
         peak_flops_per_s=np.where(is_conv, peaks[1], peaks[0]), memory_bytes_per_s=memory_bytes_per_s + np.zeros(len(ops)),
-        rate=_rate_class(ops, low_precision, expert, scalar),
+        rate=_rate_class(ops, low=low_precision, expert=expert, scalar=scalar, in_maps=in_maps, element_bytes=element_bytes),
     )  # fmt: skip
 
 
@@ -127,35 +147,39 @@ def _bytes(ops: OpTable, split: Split) -> FloatArray:
     return ops.bytes_per_sample * split.samples / divisor + ops.bytes_fixed / np.where(inner, split.tp_degree, 1.0)
 
 
-def _rate_class(ops: OpTable, low: IntArray, expert: IntArray, scalar: tuple[BoolArray, BoolArray]) -> IntArray:
-    is_gemm = ops.kind == GEMM
+def _rate_class(
+    ops: OpTable, *, low: IntArray, expert: IntArray, scalar: tuple[BoolArray, BoolArray], in_maps: BoolArray, element_bytes: FloatArray
+) -> IntArray:  # fmt: skip
+    is_gemm, is_conv = ops.kind == GEMM, ops.kind == CONVOLUTION
     batched = is_gemm & (ops.op_class == ATTENTION_CLASS)
-    plain = np.where(low > 0, RATES.index("low"), RATES.index("gemm"))
-    product = np.where(expert > 0, np.where(low > 0, RATES.index("expert_low"), RATES.index("expert")), plain)
-    product = np.where(batched, RATES.index("batched"), product)
-    other = np.where(
-        ops.kind == CONVOLUTION,
-        RATES.index("convolution"),
-        np.where(ops.kind == ATTENTION, RATES.index("attention"), RATES.index("memory")),
-    )
-    rates = np.where(is_gemm, product, other)
-    in_scalar = (is_gemm & scalar[0]) | ((ops.kind == CONVOLUTION) & scalar[1])
-    return np.where(in_scalar, RATES.index("scalar"), rates).astype(np.int64)
+    grouped = is_conv & (ops.batch > 1) & (np.minimum(ops.m, ops.n) <= FEW_CHANNELS)
+    cases = {
+        "batched": batched, "scalar": (is_gemm & scalar[0]) | (is_conv & scalar[1] & ~grouped), "grouped_convolution": grouped,
+        "tf32_convolution": is_conv & (element_bytes > 2), "convolution": is_conv, "attention": ops.kind == ATTENTION,
+        "expert_low": is_gemm & (expert > 0) & (low > 0), "expert": is_gemm & (expert > 0), "low": is_gemm & (low > 0), "gemm": is_gemm,
+        "map": in_maps,
+    }  # fmt: skip
+    return np.select(list(cases.values()), [RATES.index(name) for name in cases], RATES.index("memory")).astype(np.int64)
 
 
 def rate_table(constants: Mapping[str, FloatArray]) -> FloatArray:
     """Achieved share of the peak per (pair of runtime and family, RATES), from the constants of the pairs."""
     gemm, low = constants["gemm_rate_share"], constants["low_precision_rate_share"]
     imbalance = constants["expert_imbalance"]
-    columns = (gemm, gemm * low, gemm / imbalance, gemm * low / imbalance, constants["convolution_rate_share"],
-               constants["attention_rate_share"], constants["batched_rate_share"], constants["scalar_rate_share"], np.ones_like(gemm))  # fmt: skip
-    return np.stack(columns, axis=1)
+    convolution = constants["convolution_rate_share"]
+    of = {
+        "gemm": gemm, "low": gemm * low, "expert": gemm / imbalance, "expert_low": gemm * low / imbalance, "convolution": convolution,
+        "tf32_convolution": convolution * constants["tf32_convolution_gain"], "attention": constants["attention_rate_share"],
+        "batched": constants["batched_rate_share"], "scalar": constants["scalar_rate_share"],
+    }  # fmt: skip
+    return np.stack([of.get(name, np.ones_like(gemm)) for name in RATES], axis=1)
 
 
 def memory_table(constants: Mapping[str, FloatArray]) -> FloatArray:
-    """Achieved share of the memory rate per (pair, RATES): products count their operands, memory-bound operators `memory_traffic` times."""
+    """Achieved share of the memory rate per (pair, RATES): products count their operands, other operators move more than such a count."""
     share = constants["memory_rate_share"]
-    return np.stack([share] * (len(RATES) - 1) + [share / constants["memory_traffic"]], axis=1)
+    more = {"memory": "memory_traffic", "map": "map_traffic", "grouped_convolution": "grouped_traffic"}
+    return np.stack([share / constants[more[name]] if name in more else share for name in RATES], axis=1)
 
 
 def shape_seconds(shapes: OpShapes, constants: Mapping[str, FloatArray], pair: IntArray) -> FloatArray:
@@ -217,7 +241,7 @@ def op_seconds(
         peaks=(ones * peak_flops_per_s(device, compute_dtype), ones * peak_flops_per_s(device, compute_dtype, convolution=True)),
         memory_bytes_per_s=ones * device.memory_bytes_per_s, num_sms=ones * device.num_multiprocessors,
         element_bytes=ones * ELEMENT_BYTES[compute_dtype], low_precision=low, expert=np.zeros(n, dtype=np.int64),
-        scalar=_scalar(device, compute_dtype, n),
+        scalar=_scalar(device, compute_dtype, n), in_maps=np.full(n, bool((ops.kind == CONVOLUTION).any())),
     )  # fmt: skip
     return shape_seconds(shapes, constants, np.zeros(n, dtype=np.int64))
 
