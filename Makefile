@@ -1,6 +1,8 @@
 # Everything a fresh Linux machine with Python 3.11+ needs: `make demo`, `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
+# most modules of the libraries are never imported: those that are get compiled then
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt
 
 .PHONY: demo test setup lint wheel-check clean
 
@@ -8,15 +10,16 @@ setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,examples,deepspeed,accelerate,lightning,notebooks]'
+	$(INSTALL) torch
+	$(INSTALL) -e '.[dev,examples,deepspeed,accelerate,lightning,torchtitan,notebooks]'
 	touch .venv/.ready
 
 demo: setup
 	$(BIN)/advise examples/gpt2.py
 
+# two workers, each takes whole files: most start processes that wait for one another; PyTorch's own threads would only be in the way
 test: setup
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check .

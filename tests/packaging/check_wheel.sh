@@ -6,8 +6,9 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$root/.venv/bin/python" -m build --wheel --outdir "$work/dist" "$root" >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
 python3 -m venv "$work/venv"
-"$work/venv/bin/python" -m pip install --quiet -c "$root/constraints.txt" torch
-"$work/venv/bin/python" -m pip install --quiet -c "$root/constraints.txt" "$work"/dist/*.whl
+install() { "$work/venv/bin/python" -m pip install --quiet --no-compile -c "$root/constraints.txt" "$@"; }
+install torch
+install "$work"/dist/*.whl
 cp "$root/examples/gpt2.py" "$work/gpt2.py"
 cd /
 "$work/venv/bin/advise" --version

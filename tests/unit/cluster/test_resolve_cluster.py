@@ -92,3 +92,11 @@ def test_mapping_has_value_unit_and_source():
     assert mapping["peak_bf16_flops_per_s"]["value"] == 312e12 and "data sheet" in mapping["peak_bf16_flops_per_s"]["reference"]
     assert mapping["num_gpus"]["value"] == 16
     assert all(row["source"] in ("catalogue", "measured", "given", "assumed") for row in mapping.values())
+
+
+def test_a_link_without_a_count_is_one_adapter_and_says_so():
+    cluster, assumptions = resolve_cluster(gpu="h100-sxm-80gb", gpus_per_node=8, nodes=2, intra="nvlink-4", inter="ib-ndr")
+    assert cluster.inter.bytes_per_s == 50e9
+    assert assumptions == ('"ib-ndr" is read as ib-ndr-1x: one 50 GB/s adapter per node (ib-ndr-8x for eight)',)
+    for named in ("ib-ndr-1x", "ib-ndr-8x"):
+        assert resolve_cluster(gpu="h100-sxm-80gb", gpus_per_node=8, nodes=2, intra="nvlink-4", inter=named)[1] == ()

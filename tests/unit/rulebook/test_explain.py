@@ -37,3 +37,12 @@ def test_units_are_written_in_one_way(value, unit, text):
 
 def test_sentences_are_filled():
     assert fill("{num_gpus} GPUs at {idle_share}", {"num_gpus": 8, "idle_share": 0.5}) == "8 GPUs at 50%"
+
+
+@pytest.mark.parametrize(("number", "text"), [(1, "1 process of a node"), (8, "8 processes of a node")])
+def test_nouns_agree_with_their_numbers(number, text):
+    assert fill("{gpus_per_node:process} of a node", {"gpus_per_node": number}) == text
+
+
+def test_a_page_names_counted_facts_with_their_noun():
+    assert "<gpus per node> processes of a node" in " ".join(explain("model-built-eagerly").split())
