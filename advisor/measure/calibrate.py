@@ -15,11 +15,13 @@ from advisor.errors import AdvisorError
 from advisor.measure.fit import BY_FAMILY, Parameter, Problem, fit, make_problem, to_calibration
 from advisor.measure.memory_eval import cross_validated_memory, memory_runs
 from advisor.measure.runs import RunTable, read_runs
+from advisor.words import counted
 from cost_models import Calibration, load_calibration
 from cost_models.terms.memory_traits import MemoryConstants
 from cost_models.types import FloatArray
 
 _FOLDS = 5
+_OWN_ERROR = "own_runs_median_share"  # in a calibration: median error on the runs it was refitted on, left out in turn
 _MOVED = ["kind", "name", "constant", "factor", "change"]
 #: How far a user's runs may move a factor from its shipped value (standard deviation of the logarithm): about as far as the factors of the
 #: published sources lie apart. Also what published runs hardly identify, such as overlap.
@@ -58,7 +60,7 @@ def calibrate_runs(
         AdvisorError: unreadable, or no run with a measured step time or memory.
     """
     runs, base = read_runs(source, arch_csv), calibration or load_calibration()
-    timed, weighed = (np.flatnonzero(np.isfinite(values)) for values in (runs.step_time_s, runs.peak_mem_gib))
+    timed, weighed = (np.flatnonzero(np.isfinite(values) & runs.states_batch) for values in (runs.step_time_s, runs.peak_mem_gib))
     if not len(timed) and not len(weighed):
         raise AdvisorError(
             "No run in the table has both a price and a measured step time or memory.", hint="See `skipped_reason` of `advise predict`."
@@ -67,9 +69,12 @@ def calibrate_runs(
     memory = _calibrate_memory(runs, base) if len(weighed) else None
     parts = [part for part in (time, memory) if part]
     num_runs = len(np.union1d(timed, weighed))
+    error = {name: value for name, value in base.error.items() if name != _OWN_ERROR}
+    if time and time.num_runs > 1:
+        error[_OWN_ERROR] = time.error_after["median_error_share"]
     named = dataclasses.replace(
         time.calibration if time else base, memory=memory.calibration.memory if memory else base.memory,
-        name=f"{base.name}, refitted on {num_runs} runs", data={**base.data, "num_own_runs": num_runs},
+        name=f"{base.name}, refitted on {counted(num_runs, 'run')}", data={**base.data, "num_own_runs": num_runs}, error=error,
     )  # fmt: skip
     before, after = ({k: v for part in parts for k, v in figures(part).items()} for figures in (_before, _after))
     moved = pd.concat([part.moved for part in parts], ignore_index=True)
@@ -98,9 +103,8 @@ def calibrate_table(runs: RunTable, base: Calibration) -> CalibrationResult:
     final = refit_factors(problem)
     if len(runs) < 2:
         held_out = np.abs(np.expm1(problem.log_predicted(final) - problem.log_measured))
-    named = dataclasses.replace(final, name=f"{base.name}, refitted on {len(runs)} runs", data={**base.data, "num_own_runs": len(runs)})
     return CalibrationResult(
-        calibration=named, num_runs=len(runs), error_before=_figures(before), error_after=_figures(held_out), moved=_moved(base, final)
+        calibration=final, num_runs=len(runs), error_before=_figures(before), error_after=_figures(held_out), moved=_moved(base, final)
     )
 
 

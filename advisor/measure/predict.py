@@ -17,7 +17,7 @@ from cost_models.types import Estimates, FloatArray, Workload
 
 GIB = 2.0**30
 PREDICTED_COLUMNS = (
-    "predicted_step_time_s", "predicted_low_s", "predicted_high_s", "predicted_peak_mem_gib", "predicted_fits", "predicted_mfu",
+    "predicted_step_time_s", "predicted_low_s", "predicted_high_s", "predicted_samples_per_s", "predicted_peak_mem_gib", "predicted_fits", "predicted_mfu",
     "predicted_breakdown", "assumed", "skipped_reason",
 )  # fmt: skip
 
@@ -34,8 +34,9 @@ def predict_runs(
         anchor: correct runs on several GPUs by the measured single-GPU run of the same model on the same GPU, where the table has one.
 
     Returns:
-        All rows in order with PREDICTED_COLUMNS. `predicted_breakdown` is JSON (seconds by part), `assumed` names the fields that got a
-        default, `skipped_reason` says why a row has no prediction.
+        All rows in order with PREDICTED_COLUMNS. The step is that of the row's global batch, or of the one named in `assumed`, and
+        `predicted_samples_per_s` all GPUs' samples in it by its time. `predicted_breakdown` is JSON (seconds by part), `assumed` names the
+        fields that got a default, `skipped_reason` says why a row has no prediction.
 
     Raises:
         AdvisorError: the table can't be read.
@@ -99,9 +100,11 @@ def _anchor_key(runs: RunTable, i: int) -> tuple[int, str, int]:
 
 
 def _fill(out: pd.DataFrame, runs: RunTable, prices: Estimates, published_bytes: FloatArray) -> None:
-    memory = np.array([c.device.memory_bytes for c in runs.clusters])
+    memory, plans = np.array([c.device.memory_bytes for c in runs.clusters]), runs.plans
+    samples = plans.dp_replicate_degree * plans.dp_shard_degree * plans.micro_batch * plans.num_microbatches
     columns = {
         "predicted_step_time_s": prices.step_time_s, "predicted_low_s": prices.low_s, "predicted_high_s": prices.high_s,
+        "predicted_samples_per_s": samples / prices.step_time_s,
         "predicted_peak_mem_gib": published_bytes / GIB, "predicted_fits": prices.high_memory_bytes <= memory,
         "predicted_mfu": prices.mfu, "predicted_breakdown": _breakdowns(prices), "assumed": ["; ".join(a) for a in runs.assumed],
     }  # fmt: skip

@@ -11,8 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from advisor.measure.known_convnets import convnet_workload
+from advisor.measure.known_networks import network_workload
 from advisor.measure.row_notes import with_notes
+from advisor.measure.run_batch import states_batch, with_fitting_micro_batch, with_presumed_batch, with_stated_batch
 from advisor.measure.run_shapes import find_shape, known_shapes, plain_name, presumed_shape, transformer_shape
 from advisor.measure.run_values import Fields, Record, Skip, is_number
 from cost_models.catalogue import default_gpus_per_node, default_links, find_gpu, parse_link
@@ -40,7 +41,7 @@ class RowReader:
                 self._shapes[name] = {**self._shapes.get(name, {}), **stated}
 
     def read(self, record: Record) -> dict[str, Any]:
-        """Workload, cluster, plan, steps and assumed fields of a row.
+        """Workload, cluster, plan, assumed fields and whether the batch is none of them.
 
         Raises:
             Skip: the row can't be priced.
@@ -57,9 +58,18 @@ class RowReader:
         if num_gpus < 1:
             raise Skip("the number of GPUs is not stated")
         cluster = self._cluster(row, device, num_gpus)
-        workload, shape_flags = self._workload(row, runtime, device)
-        plan = _plan(row, runtime, num_gpus, can_split=shape_flags)
-        return {"workload": workload, "cluster": cluster, "plan": plan, "assumed": tuple(dict.fromkeys(row.assumed))}
+        workload, is_decoder = self._workload(row, runtime, device)
+        plan = _plan(row, runtime, num_gpus, is_interleaved=is_decoder)
+        if is_decoder:
+            plan = with_stated_batch(row, plan, runtime) if states_batch(row) else with_presumed_batch(row, plan, workload)
+        elif row.number("micro_batch") is None and row.number("grad_accum") is None:
+            plan = with_fitting_micro_batch(row, plan, workload, cluster)
+        else:
+            plan = with_stated_batch(row, plan, runtime)
+        return {
+            "workload": workload, "cluster": cluster, "plan": plan, "assumed": tuple(dict.fromkeys(row.assumed)),
+            "states_batch": states_batch(row),
+        }  # fmt: skip
 
     def _cluster(self, row: Fields, device: Device, num_gpus: int) -> Cluster:
         per_node = int(row.or_default("gpus_per_node", min(num_gpus, default_gpus_per_node(device.name))))
@@ -76,25 +86,25 @@ class RowReader:
         return self._clusters[key]
 
     def _workload(self, row: Fields, runtime: Runtime, device: Device) -> tuple[Workload, bool]:
+        """The model, and whether it is a transformer by its sizes (else a network by its name)."""
         precision = _precision(row, device, runtime)
         name = row.text("model_name")
         arch = find_shape(name, self._shapes) or presumed_shape(row)
         if row.number("hidden") is None and not is_number(arch.get("hidden")):
-            return self._convnet(name, precision), False
+            return self._network(row, name, precision), False
         shape = transformer_shape(row, arch, runtime)
         key = (shape, precision, runtime.name)
         if key not in self._workloads:
             self._workloads[key] = transformer_workload(shape, name=name, precision=precision, runtime=runtime.name)
         return self._workloads[key], True
 
-    def _convnet(self, name: str, precision: str) -> Workload:
-        key = (name, precision)
-        if key not in self._workloads:
-            workload = convnet_workload(name, precision)
-            if workload is None:
-                raise Skip(f'the shape of "{name}" is neither stated nor known')
-            self._workloads[key] = workload
-        return self._workloads[key]
+    def _network(self, row: Fields, name: str, precision: str) -> Workload:
+        found = network_workload(name, precision, int(row.number("seq_len") or 0))
+        if found is None:
+            raise Skip(f'the shape of "{name}" is neither stated nor known')
+        workload, assumed = found
+        row.assumed += assumed
+        return self._workloads.setdefault((name, precision, workload.seq_len), workload)
 
 
 @functools.cache
@@ -158,14 +168,14 @@ def _precision(row: Fields, device: Device, runtime: Runtime) -> str:
     return "bf16" if text.startswith(("bf16", "amp_bf16")) and "bf16" in device.peak_flops_per_s else "fp16"
 
 
-def _plan(row: Fields, runtime: Runtime, num_gpus: int, *, can_split: bool) -> Plan:
+def _plan(row: Fields, runtime: Runtime, num_gpus: int, *, is_interleaved: bool) -> Plan:
+    """The row's layout, at a micro-batch of one sample."""
     tp, pp, cp, ep = (int(row.number(k) or 1) for k in ("tp", "pp", "cp", "ep"))
     if row.number("tp") is None or row.number("pp") is None:
         row.assumed.append("tp, pp")
     dp = int(row.number("dp") or max(1, num_gpus // (tp * pp * cp)))
     if dp * tp * pp * cp > num_gpus:
         raise Skip(f"the layout (dp {dp}, tp {tp}, pp {pp}, cp {cp}) needs {dp * tp * pp * cp} GPUs, the row has {num_gpus}")
-    micro, num_micro = _batch(row, runtime, dp, pp)
     zero = int(row.number("zero_stage") or 0)
     sharding = row.text("sharding")
     if row.number("zero_stage") is None:
@@ -173,41 +183,12 @@ def _plan(row: Fields, runtime: Runtime, num_gpus: int, *, can_split: bool) -> P
     virtual = row.number("vp")
     if virtual is None and pp > 1 and runtime.virtual_stages > 1:
         row.assumed.append("vp")
-    virtual = (virtual or runtime.virtual_stages) if pp > 1 and can_split else 1.0
+    virtual = (virtual or runtime.virtual_stages) if pp > 1 and is_interleaved else 1.0
     recompute = row.text("activation_ckpt")
     sequence = row.number("sequence_parallel")
     return Plan(
         dp_shard_degree=dp, tp_degree=tp, cp_degree=cp, ep_degree=ep, pp_degree=pp, virtual_stages=int(virtual), zero_stage=zero,
-        micro_batch=micro, num_microbatches=num_micro, recompute=recompute if recompute in ("full", "selective") else "none",
+        recompute=recompute if recompute in ("full", "selective") else "none",
         schedule="none" if pp == 1 else "interleaved" if virtual > 1 else "1f1b",
         sequence_parallel=tp > 1 and bool(runtime.sequence_parallel if sequence is None else sequence), runtime=runtime.name,
     )  # fmt: skip
-
-
-def _batch(row: Fields, runtime: Runtime, dp: int, pp: int) -> tuple[int, int]:
-    """Micro-batch and number of micro-batches of one step of one data rank."""
-    stated, total, accumulation = row.number("micro_batch"), row.number("global_batch"), row.number("grad_accum")
-    if stated is None and total is None:
-        raise Skip("neither the micro-batch nor the global batch is stated")
-    if stated is not None and stated < 1:
-        raise Skip(f"the micro-batch is {stated:g}")
-    if total is None:
-        row.assumed.append("global_batch")
-        total = (stated or 1.0) * (accumulation or 1.0) * dp
-    share = max(total / dp, 1.0)
-    if stated is None:
-        row.assumed.append("micro_batch")
-        guess = share / accumulation if accumulation else _usual_micro_batch(runtime, share, pp)
-        stated = max(guess, 1.0)
-    micro = max(stated, 1.0)
-    num_micro = max(round(share / micro), 1)
-    if abs(num_micro * micro - share) / share > 0.5:
-        micro = share / num_micro
-    return max(round(micro), 1), num_micro
-
-
-def _usual_micro_batch(runtime: Runtime, share: float, pp: int) -> float:
-    """Micro-batch where none is stated: eight micro-batches per pipeline stage, at most 4 samples without a pipeline."""
-    if pp > 1:
-        return min(share, max(1.0, share / (8 * pp)))
-    return share if runtime.whole_batch else min(share, 4.0)

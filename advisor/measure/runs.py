@@ -35,9 +35,10 @@ class RunTable:
     workloads: tuple[Workload, ...]
     clusters: tuple[Cluster, ...]
     plans: PlanTable
-    step_time_s: FloatArray  # measured seconds of the row, NaN where it has none
+    step_time_s: FloatArray  # measured seconds of the plan's step, from its throughput where no time is stated; NaN where neither is
     peak_mem_gib: FloatArray  # measured, NaN where none
     assumed: tuple[tuple[str, ...], ...]  # fields that got a default
+    states_batch: np.ndarray  # bool: False where the plan's batch is a default, so that only throughputs can be compared
     skipped: Mapping[int, str]  # position in `frame` -> reason
 
     def __len__(self) -> int:
@@ -55,7 +56,8 @@ class RunTable:
         return RunTable(
             frame=self.frame, row=self.row[index], workloads=tuple(self.workloads[i] for i in pick), clusters=tuple(self.clusters[i] for i in pick),
             plans=self.plans.take(index), step_time_s=self.step_time_s[index],
-            peak_mem_gib=self.peak_mem_gib[index], assumed=tuple(self.assumed[i] for i in pick), skipped=self.skipped,
+            peak_mem_gib=self.peak_mem_gib[index], assumed=tuple(self.assumed[i] for i in pick),
+            states_batch=self.states_batch[index], skipped=self.skipped,
         )  # fmt: skip
 
 
@@ -87,29 +89,42 @@ def read_runs(source: str | Path | pd.DataFrame, arch_csv: str | Path | None = N
 
 def _table(frame: pd.DataFrame, kept: list[dict[str, Any]], skipped: dict[int, str]) -> RunTable:
     row = np.array([k["row"] for k in kept], dtype=np.int64)
-    plans: list[Plan] = [k["plan"] for k in kept]
-    memory = pd.to_numeric(frame.get("peak_mem_gib", pd.Series(np.nan, index=frame.index)), errors="coerce").to_numpy(dtype=np.float64)
+    workloads, plans = tuple(k["workload"] for k in kept), [k["plan"] for k in kept]
+    memory = _numbers(frame, "peak_mem_gib")
     return RunTable(
-        frame=frame, row=row, workloads=tuple(k["workload"] for k in kept), clusters=tuple(k["cluster"] for k in kept),
-        plans=PlanTable.from_plans(plans), step_time_s=measured_step_s(frame)[row], peak_mem_gib=memory[row], assumed=tuple(k["assumed"] for k in kept), skipped=skipped,
+        frame=frame, row=row, workloads=workloads, clusters=tuple(k["cluster"] for k in kept), plans=PlanTable.from_plans(plans),
+        step_time_s=_step_s(frame, row, workloads, plans), peak_mem_gib=memory[row], assumed=tuple(k["assumed"] for k in kept),
+        states_batch=np.array([k["states_batch"] for k in kept], dtype=bool), skipped=skipped,
     )  # fmt: skip
+
+
+def _step_s(frame: pd.DataFrame, row: IntArray, workloads: tuple[Workload, ...], plans: list[Plan]) -> FloatArray:
+    """Measured seconds per step of the priced runs; where the row lacks batch or sequence, of the plan's at the measured throughput."""
+    stated = measured_step_s(frame)[row]
+    batch, tokens = np.array([p.global_batch for p in plans], dtype=np.float64), np.array([w.tokens_per_sample for w in workloads])
+    tokens_per_s = _numbers(frame, "tokens_per_s_per_gpu")[row] * _numbers(frame, "n_gpus")[row]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        from_tokens, from_samples = batch * tokens / tokens_per_s, batch / _numbers(frame, "samples_per_s_total")[row]
+    found = np.where(np.isfinite(stated), stated, np.where(np.isfinite(from_samples), from_samples, from_tokens))
+    return np.where(np.isfinite(found) & (found > 0), found, np.nan)
 
 
 def measured_step_s(frame: pd.DataFrame) -> FloatArray:
     """Measured seconds per step: stated, or from tokens per second and GPU, or from samples per second. NaN where none."""
-
-    def column(name: str) -> FloatArray:
-        if name not in frame:
-            return np.full(len(frame), np.nan)
-        return pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=np.float64)
-
-    batch = column("global_batch")
+    batch = _numbers(frame, "global_batch")
     with np.errstate(divide="ignore", invalid="ignore"):
-        from_tokens = batch * column("seq_len") / (column("tokens_per_s_per_gpu") * column("n_gpus"))
-        from_samples = batch / column("samples_per_s_total")
-    stated = column("step_time_s")
+        from_tokens = batch * _numbers(frame, "seq_len") / (_numbers(frame, "tokens_per_s_per_gpu") * _numbers(frame, "n_gpus"))
+        from_samples = batch / _numbers(frame, "samples_per_s_total")
+    stated = _numbers(frame, "step_time_s")
     out = np.where(np.isfinite(stated), stated, np.where(np.isfinite(from_tokens), from_tokens, from_samples))
     return np.where(np.isfinite(out) & (out > 0), out, np.nan)
+
+
+def _numbers(frame: pd.DataFrame, name: str) -> FloatArray:
+    """A column as numbers, NaN where it has none or isn't there."""
+    if name not in frame:
+        return np.full(len(frame), np.nan)
+    return pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=np.float64)
 
 
 def _read_arch(path: str | Path) -> pd.DataFrame:

@@ -1,0 +1,82 @@
+"""Names of the zoo's networks, as tables of published runs spell them. Needs no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+#: Networks by the module of this package that builds them.
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "resnet": (
+        "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnext50-32x4d", "resnext101-32x4d", "se-resnext101-32x4d",
+    ),
+    "efficientnet": (*(f"efficientnet-b{i}" for i in range(8)), "efficientnet-v2-s", "efficientnet-v2-m"),
+    "ssd": ("ssd300",),
+    "t5": (
+        "t5-220m", "t5-3b", "t5-11b", "t5-23b", "t5-41b", "mt5-170m", "mt5-390m", "mt5-3b", "mt5-11b", "mt5-23b",
+    ),
+    "transformer_xl": ("transformer-xl-base", "transformer-xl-large"),
+    "gnmt": ("gnmt",),
+    "ncf": ("ncf",),
+    "convnets": ("vgg16", "mobilenet-v2", "mobilenet-v3-large", "densenet121"),
+    "vit": ("vit-tiny-16", "vit-small-16", "vit-base-16", "vit-large-16"),
+    "swin": ("swin-tiny", "swin-base"),
+    "convnext": ("convnext-tiny", "convnext-base"),
+    "speech": ("jasper-10x5", "quartznet-15x5"),
+    "unet": ("unet", "nnunet-3d"),
+    "transformer_big": ("transformer-big",),
+    "clip": ("clip-vit-base-32",),
+    "inception": ("inception-v3",),
+    "mask_rcnn": ("mask-rcnn",),
+    "waveglow": ("waveglow",),
+    "diffusion": ("stable-diffusion-1.5", "stable-diffusion-xl"),
+    "whisper": tuple(f"whisper-{size}" for size in ("tiny", "base", "small", "medium", "large")),
+}  # fmt: skip
+_SIZES = {"tiny": "t", "small": "s", "base": "b", "large": "l"}
+#: Other spellings, plain.
+_ALIASES: Mapping[str, str] = {
+    **{f"efficientnetv1b{i}": f"efficientnet-b{i}" for i in range(8)},
+    **{f"rn{n}": f"resnet{n}" for n in (18, 34, 50, 101, 152)},
+    **{f"{kind}{size}{end}": f"vit-{word}-16" for kind in ("vit", "deit") for word, letter in _SIZES.items() for size in (word, letter)
+       for end in ("", "16", "patch16")},
+    **{f"swin{size}{end}": f"swin-{word}" for word in ("tiny", "base") for size in (word, word[0]) for end in ("", "patch4window7")},
+    **{f"convnext{word[0]}": f"convnext-{word}" for word in ("tiny", "base")},
+    **{f"whisperlargev{i}": "whisper-large" for i in (1, 2)},
+    "resnext101": "resnext101-32x4d", "resnext50": "resnext50-32x4d", "seresnext101": "se-resnext101-32x4d", "ssd": "ssd300",
+    "ssdresnet50": "ssd300", "ssd300resnet50": "ssd300", "ssd300v11": "ssd300", "gnmtv2": "gnmt", "neumf": "ncf",
+    "transformerxl": "transformer-xl-base", "mobilenetv3": "mobilenet-v3-large", "inception": "inception-v3",
+    "densenet": "densenet121", "vgg": "vgg16", "jasper": "jasper-10x5", "quartznet": "quartznet-15x5", "nnunet": "nnunet-3d", "unetmedical": "unet",
+    "maskrcnnr50fpn": "mask-rcnn", "maskrcnnresnet50fpn": "mask-rcnn",
+    "clip": "clip-vit-base-32", "clipvitb32": "clip-vit-base-32", "clipvitbasepatch32": "clip-vit-base-32", "sdxl": "stable-diffusion-xl",
+    "sd": "stable-diffusion-1.5", "sd15": "stable-diffusion-1.5", "stablediffusion": "stable-diffusion-1.5",
+}  # fmt: skip
+#: What stands before a name (whose copy it is), and words that say how or where a network was trained or written.
+_OWNER = re.compile(r"^.*/(?=.*[a-z])")
+_NO_NAME = re.compile(
+    r"(?<![a-z0-9])(v1\.5|model|network|pytorch|torch|tensorflow2?|tf2?|mxnet|paddle|for|imagenet|in1k|pretrain(ing)?|224)(?![a-z0-9])"
+)
+
+
+def plain_name(name: str) -> str:
+    """A network's name as it is compared: letters and digits; whose it is ("timm/") and what it was written in don't matter."""
+    return re.sub(r"[^a-z0-9]", "", _NO_NAME.sub(" ", _OWNER.sub("", name.lower()).replace("_", "-")))
+
+
+def find_network(name: str) -> str | None:
+    """The zoo's own name of a network however it is spelled; None where the zoo doesn't have it."""
+    return _BY_PLAIN_NAME.get(plain_name(name))
+
+
+def family_of(network: str) -> str:
+    """Module that builds a network.
+
+    Raises:
+        ValueError: no such network.
+    """
+    for family, names in FAMILIES.items():
+        if network in names:
+            return family
+    raise ValueError(f"unknown network {network!r}")
+
+
+_BY_PLAIN_NAME = {**{plain_name(n): n for names in FAMILIES.values() for n in names}, **_ALIASES}
