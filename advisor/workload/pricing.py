@@ -19,6 +19,9 @@ from advisor.workload.gemms import BATCHED_PRODUCTS, Product
 from advisor.workload.kernels import gpu_kernels
 from advisor.workload.records import Op, Shape, num_elements
 
+#: Batch normalisation goes over its maps twice, for the statistics and for the result: 2 reads and 1 write forward, 4 and 1 backward, where
+#: a count of operands says 1 and 1, and 2 and 1.
+_BATCH_NORM_PASSES = {"forward": 3 / 2, "backward": 5 / 3}
 _RECURRENT_LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
 _CONVOLUTIONS = ("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "convolution_overrideable")
 
@@ -229,6 +232,8 @@ def moved_bytes(local: LocalOp, product: Product | None, pricing: Pricing) -> tu
     """(bytes per sample, fixed bytes) at the planned precision."""
     op = local.op
     total = (op.read_bytes + op.written_bytes) * pricing.byte_scale.get(op.dtype, 1.0)
+    if "batch_norm" in op.name:
+        total *= _BATCH_NORM_PASSES.get(op.phase, 1.0)
     if product is not None and product.role:
         weight = product.m * product.n if product.role == "weight-gradient" else product.k * product.n
         share = weight / (product.m * product.k + product.k * product.n + product.m * product.n)
