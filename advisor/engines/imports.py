@@ -11,7 +11,7 @@ _LINE_LENGTH = 140
 _STANDARD = {
     **{name: name for name in (
         "argparse", "collections", "contextlib", "copy", "datetime", "functools", "gc", "inspect", "io", "itertools", "json", "math", "os", "random", "re",
-        "resource", "runpy", "shlex", "shutil", "statistics", "sys", "time", "types", "warnings",
+        "resource", "runpy", "shlex", "shutil", "statistics", "sys", "threading", "time", "types", "warnings",
     )},
     "importlib": "importlib.util", "Mapping": "collections.abc:Mapping", "Path": "pathlib:Path", "Callable": "collections.abc:Callable",
     "Iterator": "collections.abc:Iterator", "Any": "typing:Any", "Future": "concurrent.futures:Future",

@@ -6,6 +6,7 @@ complete one; older ones are deleted as `--keep-checkpoints` says. Weights and o
 
 import argparse
 import functools
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class Checkpoints:
         # a process group of its own: writing ranks talk beside training, never in the order of its collectives
         self.group = dist.new_group(backend="gloo") if self.folder else None
         self.writing: Future[Any] | None = None
+        self.marked = threading.Event()
 
     def load(self, data: RandomStates) -> tuple[int, RandomStates]:
         """The step to go on with and where the random numbers of the batches stand; 0 and `data` without a checkpoint."""
@@ -64,15 +66,19 @@ class Checkpoints:
         name = f"step-{step}"
         begun = dcp.async_save(whole | partial, checkpoint_id=Path(self.folder) / name, process_group=self.group)
         self.writing = begun if isinstance(begun, Future) else begun.upload_completion
-        if dist.get_rank() == 0:
-            self.writing.add_done_callback(functools.partial(self.mark, name))
+        self.marked.clear()
+        self.writing.add_done_callback(functools.partial(self.mark, name))
 
     def mark(self, name: str, written: Future[Any]) -> None:
-        """Called when the ranks have written, or failed to."""
-        if written.exception() is None:
-            mark_newest(self.folder, name, self.keep)
+        """Called when the ranks have written, or failed to; rank 0 keeps the books."""
+        try:
+            if dist.get_rank() == 0 and written.exception() is None:
+                mark_newest(self.folder, name, self.keep)
+        finally:
+            self.marked.set()
 
     def finish(self) -> None:
         """Wait for what is being written; raises what went wrong."""
         if self.writing is not None:
             self.writing.result()
+            self.marked.wait()

@@ -142,6 +142,7 @@ class Metrics:
         self.started_s = self.step_time_s = 0.0
         self.step_times_s: collections.deque[float] = collections.deque(maxlen=100)
         self.communication_share: float | None = None
+        self.explained: set[str] = set()
 
     def start(self, step: int) -> None:
         """A step begins; some run under the profiler, on all ranks alike."""
@@ -175,7 +176,7 @@ class Metrics:
             "communication_share": "" if self.communication_share is not None else f"measured on one step in {PROFILE_EVERY}",
             "gpu_utilization_share": "" if utilization is not None else "no GPU, or no nvidia-ml-py to read it",
         }
-        line = {
+        line: dict[str, Any] = {
             "step": step,
             "loss": loss,
             "gradient_norm": gradient_norm,
@@ -185,8 +186,10 @@ class Metrics:
             "memory_share": memory[1].item(),
             "gpu_utilization_share": utilization,
             "communication_share": self.communication_share,
-            "missing": {name: reason for name, reason in missing.items() if reason},
         }
+        if unexplained := {name: reason for name, reason in missing.items() if reason and name not in self.explained}:
+            line["missing"] = unexplained
+            self.explained |= unexplained.keys()
         with Path(self.file).open("a") as stream:
             stream.write(json.dumps(line) + "\n")
 
