@@ -7,13 +7,13 @@ losses and counters of a few bytes are not listed.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from cost_models.buckets import bucket_sizes, ddp_bucket_bytes
 from cost_models.cells import LOSS_SUMS, group_columns, unit_sizes
 from cost_models.stages import StageSplit, stage_split
 from cost_models.terms import pipeline, volumes
@@ -24,7 +24,6 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send", "br
 GROUPS = ("dp_shard", "dp_replicate", "tp", "pp", "ep", "cp")
 _MIB = 2**20
 _BROADCAST_BYTES = 250 * _MIB  # DDP's broadcast_bucket_size
-_BUCKET_MIB, _GRADIENT_SHARE = 25, 0.8
 #: Parts of operator names, of `torch.ops.c10d`, `torch.ops._c10d_functional`, `torch.distributed` and profiler rows.
 _KIND_OF_NAME = (
     (r"all_?reduce", "all-reduce"), (r"all_?gather", "all-gather"), (r"reduce_scatter", "reduce-scatter"),
@@ -70,23 +69,6 @@ def charged(workload: Workload, plan: Plan, *, stage: int | None = None, first_b
     found = (*step.tensor(), *step.experts(), *step.context(), *step.transfers(), *step.sharding(), *step.reduction(first_bucket_bytes),
              *step.ties(), *step.buffers())  # fmt: skip
     return tuple(c for c in found if c.ranks > 1 and c.count > 0)
-
-
-def bucket_sizes(sizes_bytes: Sequence[float], bucket_bytes: float, first_bucket_bytes: float) -> list[float]:
-    """DDP's buckets: gradients in the order they are ready join a bucket until it reaches its size (`_compute_bucket_assignment_by_size`)."""
-    buckets: list[float] = []
-    limit, filled = first_bucket_bytes, 0.0
-    for size in sizes_bytes:
-        filled += size
-        if filled >= limit:
-            buckets.append(filled)
-            limit, filled = bucket_bytes, 0.0
-    return [*buckets, filled] if filled else buckets
-
-
-def ddp_bucket_bytes(gradient_bytes: float) -> float:
-    """Bucket for all gradients together: whole MiB, DDP's default or four fifths of them, so that reducing can overlap backward."""
-    return float(max(1, min(_BUCKET_MIB, math.floor(_GRADIENT_SHARE * gradient_bytes / _MIB))) * _MIB)
 
 
 def _charge(kind: str, group: str, ranks: int, *, count: float, size: float, purpose: str) -> Charge:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from cost_models import TransformerShape, estimate, load_calibration, transformer_workload
-from cost_models.collectives import bucket_sizes, charged, collective_kind, ddp_bucket_bytes
+from cost_models.buckets import bucket_sizes, ddp_bucket_bytes
+from cost_models.collectives import charged, collective_kind
 from cost_models.types import Cluster, Link, Plan, PlanTable
 
 RATE = 100e9

@@ -9,7 +9,6 @@ from cost_models.catalogue import default_links, find_gpu
 from cost_models.convnet import resnet50_workload
 from cost_models.types import OP_CLASSES, Cluster, Plan, PlanTable
 
-
 NORM = OP_CLASSES.index("normalization")
 
 
