@@ -47,7 +47,8 @@ DEVICE_FACTORS: Mapping[str, Mapping[str, float]] = {
     "ampere": {"gemm_rate_share": 1.08}, "blackwell": {"gemm_rate_share": 0.95}, "cdna3": {"gemm_rate_share": 0.7},
     "t4": {"gemm_rate_share": 0.4, "attention_rate_share": 0.4, "batched_rate_share": 0.4},
     **{card: {"gemm_rate_share": 1.25, "convolution_rate_share": 2.2} for card in
-       ("rtx-2080-ti", "rtx-3060", "rtx-3080", "rtx-3090", "rtx-4080", "rtx-4090", "rtx-5090")},
+       ("rtx-2070", "rtx-2080-super", "rtx-2080-ti", "rtx-3060", "rtx-3070", "rtx-3080", "rtx-3080-ti", "rtx-3090", "rtx-3090-ti",
+        "rtx-4060-ti", "rtx-4070-ti", "rtx-4080", "rtx-4080-super", "rtx-4090", "rtx-5080", "rtx-5090")},
     "h100-sxm-96gb-hbm2e": {"gemm_rate_share": 0.845, "attention_rate_share": 0.845},
 }  # fmt: skip
 _RUNS_PER_MODEL = 120.0
