@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from advisor.cli_runs import calibrate, evaluate, predict, write_text
+from advisor.cli_runs import calibrate, check_output, evaluate, predict, write_text
 from advisor.cli_verify import verify
 from advisor.errors import AdvisorError
 from advisor.options import CAPTURES, ENGINE_NAMES, OBJECTIVES, PRECISIONS
@@ -210,6 +210,8 @@ def measure(out: str | None, full: bool) -> None:
     from advisor.measure.cluster_file import to_toml
     from advisor.measure.here import cluster_here
 
+    if out is not None:
+        check_output(out)
     with _progress() as progress:
         cluster, measurements = cluster_here(quick=not full, progress=progress)
     text = to_toml(cluster)

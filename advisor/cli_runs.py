@@ -33,9 +33,7 @@ def predict(runs: str, out: str, arch: str | None, calibration: str | None, anch
     from advisor.assemble import read_calibration
     from advisor.measure.predict import predict_runs
 
-    if Path(out).exists() and Path(runs).exists() and Path(out).samefile(runs):
-        raise AdvisorError(f"{out} is the table that is read.", hint="Choose another file with -o.")
-
+    check_output(out, runs, arch, calibration)
     table = predict_runs(runs, arch_csv=arch, calibration=read_calibration(calibration), anchor=anchor)
     write_text(Path(out), table.to_csv(index=False))
     skipped = table["skipped_reason"].fillna("").astype(str)
@@ -90,6 +88,7 @@ def calibrate(runs: str, out: str, arch: str | None, calibration: str | None) ->
     from advisor.measure.calibrate import calibrate_runs
     from cost_models import calibration_toml
 
+    check_output(out, runs, arch, calibration)
     result = calibrate_runs(runs, arch_csv=arch, calibration=read_calibration(calibration))
     write_text(Path(out), calibration_toml(result.calibration))
     after = "after, on runs left out" if result.num_runs > 1 else "after, on the run itself"
@@ -98,6 +97,20 @@ def calibrate(runs: str, out: str, arch: str | None, calibration: str | None) ->
     if len(result.moved):
         click.echo(_table(result.moved))
     click.echo(f"refitted on {counted(result.num_runs, 'run')}, written to {out}; use it with --calibration {out}")
+
+
+def check_output(out: str, *inputs: str | None) -> None:
+    """Refuse, before any work, a file that can't be written or that is read.
+
+    Raises:
+        AdvisorError: with another file to choose.
+    """
+    path, hint = Path(out), "Choose another file with -o."
+    if not out or path.is_dir():
+        raise AdvisorError(f"{out!r} is no file to write.", hint=hint)
+    for name in inputs:
+        if name is not None and path.exists() and Path(name).exists() and path.samefile(name):
+            raise AdvisorError(f"{out} is a file that is read.", hint=hint)
 
 
 def write_text(path: Path, text: str) -> None:

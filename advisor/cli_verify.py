@@ -15,6 +15,7 @@ import click
 from advisor.errors import AdvisorError
 from advisor.options import ENGINE_NAMES
 
+_NOTHING_RAN = 3  # exit status
 _LEAST_STEPS = 4
 
 
@@ -34,7 +35,8 @@ def verify(  # noqa: PLR0917 - click passes them by name
     """Run the plans of ADVICE_DIR (or the one whose folder is given), shrunk to a few local processes, and compare them with one process alone.
 
     Losses, gradient norms, parameters, sharding and collectives are checked, step time and memory measured beside the prediction, and a run
-    that loses a rank must resume from its checkpoint. Exit status 1 where something failed. Arguments after -- go to the script in place of
+    that loses a rank must resume from its checkpoint. Exit status 1 where something failed, 3 where nothing could be run
+    here. Arguments after -- go to the script in place of
     the plan's own.
     """
     from advisor.report.terminal import report_console
@@ -56,6 +58,9 @@ def verify(  # noqa: PLR0917 - click passes them by name
         print_verdicts(verdicts, report_console())
     if any(v.failed for v in verdicts):
         sys.exit(1)
+    if not any(v.ran for v in verdicts):
+        click.echo("advise: nothing could be run here; the table says why", err=True)
+        sys.exit(_NOTHING_RAN)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from advisor.errors import AdvisorError
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 OBJECTIVES = ("throughput", "memory", "gpus")
 #: Engines that files can be had for; `advisor.engines` holds them.
+_LARGEST_BATCH = 10_000_000  # samples of one optimizer step
 ENGINE_NAMES = (
     "ddp", "fsdp2", "fsdp1", "tensor_parallel", "pipeline", "deepspeed", "accelerate", "trainer", "lightning", "torchtitan", "megatron",
     "colossalai",
@@ -64,6 +65,10 @@ class PlanOptions:
             _one_of("precision", self.precision, PRECISIONS)
         for name in ("gpus_per_node", "nodes", "global_batch", "plans"):
             _positive(name.replace("_", "-"), getattr(self, name), whole=True)
+        if self.global_batch is not None and self.global_batch > _LARGEST_BATCH:
+            raise AdvisorError(
+                f"--global-batch {self.global_batch} is more than {_LARGEST_BATCH:,} samples.", hint="Count samples, not tokens."
+            )
         for name in ("gpu", "intra", "inter", "cluster", "optimizer", "calibration"):
             _text(name, getattr(self, name))
         if isinstance(self.engine, str) or not all(isinstance(name, str) for name in self.engine):

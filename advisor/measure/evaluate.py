@@ -55,9 +55,10 @@ def evaluate_runs(
     runs = read_runs(source, arch_csv)
     measured = np.flatnonzero(np.isfinite(runs.step_time_s) | np.isfinite(runs.peak_mem_gib))
     if not len(measured):
-        raise AdvisorError(
-            f"None of the {len(runs.frame)} rows has both a price and a measurement.", hint="See `skipped_reason` of `advise predict`."
-        )
+        hint = "See `skipped_reason` of `advise predict`."
+        if len(runs):
+            hint = "Fill in step_time_s, tokens_per_s_per_gpu, samples_per_s_total or peak_mem_gib."
+        raise AdvisorError(f"None of the {len(runs.frame)} rows has both a price and a measurement.", hint=hint)
     prices = estimate_runs(runs, calibration=calibration, anchor=anchor)
     return _evaluation(runs, prices.step_time_s, (prices.low_s, prices.high_s), published_memory_bytes(runs, calibration) / GIB)
 

@@ -19,6 +19,6 @@ def network_workload(name: str, precision: str, seq_len: int = 0) -> tuple[Workl
     network = find_network(name)
     if network is None:
         return None
-    if network == "resnet50":
+    if network == "resnet50" and precision not in ("fp8", "fp4"):
         return resnet50_workload(precision=precision, name=name), ()
     return zoo_workload(network, precision, seq_len), presumed(network, seq_len)

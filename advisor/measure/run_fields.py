@@ -21,6 +21,8 @@ from cost_models.traits import Runtime, load_runtime, runtime_names
 from cost_models.transformer import transformer_workload
 from cost_models.types import Cluster, Device, Link, Plan, Workload
 
+_MOST = 10**9  # GPUs, or samples of a step, that are still taken for a run
+_PRECISIONS = ("bf16", "fp16", "amp", "16", "half", "mixed", "o1", "o2")
 _TEXTS = ("model_name", "moe")  # columns of a table of shapes that hold no numbers
 
 
@@ -55,17 +57,20 @@ class RowReader:
         runtime = load_runtime(row.text("runtime") or runtime_of(row.text("source_repo_or_doc"), row.text("framework")).name)
         device = _device(row)
         num_gpus = int(row.number("n_gpus") or 0)
-        if num_gpus < 1:
-            raise Skip("the number of GPUs is not stated")
+        if not 1 <= num_gpus <= _MOST:
+            raise Skip(f"the number of GPUs is {row.text('n_gpus') or 'not stated'}")
         cluster = self._cluster(row, device, num_gpus)
         workload, is_decoder = self._workload(row, runtime, device)
         plan = _plan(row, runtime, num_gpus, is_interleaved=is_decoder)
+        _check_layout(plan, workload)
         if is_decoder:
             plan = with_stated_batch(row, plan, runtime) if states_batch(row) else with_presumed_batch(row, plan, workload)
         elif row.number("micro_batch") is None and row.number("grad_accum") is None:
             plan = with_fitting_micro_batch(row, plan, workload, cluster)
         else:
             plan = with_stated_batch(row, plan, runtime)
+        if max(plan.global_batch, plan.micro_batch) > _MOST:
+            raise Skip(f"a step has {plan.global_batch:.3g} samples")
         return {
             "workload": workload, "cluster": cluster, "plan": plan, "assumed": tuple(dict.fromkeys(row.assumed)),
             "states_batch": states_batch(row),
@@ -165,7 +170,18 @@ def _precision(row: Fields, device: Device, runtime: Runtime) -> str:
         return "amp16" if runtime.autocast else "fp16"
     if text.startswith("fp32"):
         return "fp32"
+    if not text.startswith(_PRECISIONS):
+        row.assumed.append(f'precision ("{text}" is not known)')
     return "bf16" if text.startswith(("bf16", "amp_bf16")) and "bf16" in device.peak_flops_per_s else "fp16"
+
+
+def _check_layout(plan: Plan, workload: Workload) -> None:
+    """Raises Skip where the model has less to divide than the layout divides."""
+    num_layers = sum(group.num_repeats for group in workload.groups)
+    if plan.pp_degree > num_layers:
+        raise Skip(f"{plan.pp_degree} pipeline stages for {num_layers:g} layers")
+    if plan.tp_degree > 1 and not any(group.num_tp_params for group in workload.groups):
+        raise Skip("tensor parallelism finds nothing to divide in this model")
 
 
 def _plan(row: Fields, runtime: Runtime, num_gpus: int, *, is_interleaved: bool) -> Plan:
@@ -177,6 +193,8 @@ def _plan(row: Fields, runtime: Runtime, num_gpus: int, *, is_interleaved: bool)
     if dp * tp * pp * cp > num_gpus:
         raise Skip(f"the layout (dp {dp}, tp {tp}, pp {pp}, cp {cp}) needs {dp * tp * pp * cp} GPUs, the row has {num_gpus}")
     zero = int(row.number("zero_stage") or 0)
+    if zero > 3:
+        raise Skip(f"there is no ZeRO stage {zero}")
     sharding = row.text("sharding")
     if row.number("zero_stage") is None:
         zero = 3 if "FSDP" in sharding or "FULL_SHARD" in sharding else int("ZeRO-1" in sharding or "distributed optimizer" in sharding)

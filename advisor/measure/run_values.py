@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Record = Mapping[str, Any]
+_WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 
 
 class Skip(Exception):  # noqa: N818 - not an error: the reason why a row is left out
@@ -20,17 +21,25 @@ class Fields:
 
     record: Record
     assumed: list[str] = field(default_factory=list)
+    unread: set[str] = field(default_factory=set)
 
     def text(self, name: str) -> str:
         value = self.record.get(name)
         return "" if value is None or (isinstance(value, float) and math.isnan(value)) else str(value).strip()
 
     def number(self, name: str) -> float | None:
+        """A finite number, 0 or more; None where the cell is blank, or holds something else, which is then named among what was assumed."""
+        text = self.text(name)
         try:
-            value = float(self.record.get(name, math.nan))
-        except (TypeError, ValueError):
-            return None
-        return value if math.isfinite(value) and value >= 0 else None
+            value = _WORDS[text.lower()] if text.lower() in _WORDS else float(text)
+        except ValueError:
+            value = math.nan
+        if math.isfinite(value) and value >= 0:
+            return value
+        if text and name not in self.unread:
+            self.unread.add(name)
+            self.assumed.append(f'{name} ("{text}" is no size)')
+        return None
 
     def or_default(self, name: str, default: float) -> float:
         value = self.number(name)

@@ -93,7 +93,7 @@ def _table(frame: pd.DataFrame, kept: list[dict[str, Any]], skipped: dict[int, s
     memory = _numbers(frame, "peak_mem_gib")
     return RunTable(
         frame=frame, row=row, workloads=workloads, clusters=tuple(k["cluster"] for k in kept), plans=PlanTable.from_plans(plans),
-        step_time_s=_step_s(frame, row, workloads, plans), peak_mem_gib=memory[row], assumed=tuple(k["assumed"] for k in kept),
+        step_time_s=_step_s(frame, row, workloads, plans), peak_mem_gib=np.where(memory > 0, memory, np.nan)[row], assumed=tuple(k["assumed"] for k in kept),
         states_batch=np.array([k["states_batch"] for k in kept], dtype=bool), skipped=skipped,
     )  # fmt: skip
 
@@ -138,6 +138,6 @@ def _read_arch(path: str | Path) -> pd.DataFrame:
 
 def _read_csv(path: str | Path) -> pd.DataFrame:
     try:
-        return pd.read_csv(path, low_memory=False)
+        return pd.read_csv(path, low_memory=False, index_col=False)  # a comma more at a row's end must not shift its columns
     except (OSError, ValueError, UnicodeDecodeError) as error:
         raise AdvisorError(f"{path} can't be read as a CSV table ({error}).", hint="Give a CSV file with one run per row.") from error

@@ -50,8 +50,10 @@ def without_dropout() -> None:
         setattr(functional, name, keep)
     attention = functional.scaled_dot_product_attention
 
-    def plain_attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **options: Any) -> torch.Tensor:
+    def plain_attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *others: Any, **options: Any
+    ) -> torch.Tensor:
         del dropout_p
-        return attention(query, key, value, attn_mask=attn_mask, **options)
+        return attention(query, key, value, attn_mask, 0.0, *others, **options)
 
-    functional.scaled_dot_product_attention = plain_attention  # type: ignore[assignment]
+    functional.scaled_dot_product_attention = plain_attention

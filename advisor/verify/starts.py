@@ -39,8 +39,10 @@ def _why_not_on_cpu(engine: Engine, plan: Plan) -> str:
     return ""
 
 
-def with_folder_hint(message: str) -> str:
-    """What a script's error says; and what to do where it reads a file by a path relative to the folder that it is started in."""
+def with_hint(message: str) -> str:
+    """What a script's error says; and what to do where it reads a file by a path relative to its folder, or is too slow for this machine."""
+    if "did not end within" in message:
+        return f"{message}; to verify it on this machine, advise a smaller version of it by its own arguments after --"
     found = re.search(r"No such file or directory: '([^/'][^']*)'", message)
     if not found:
         return message

@@ -52,6 +52,11 @@ class PlanVerdict:
     def failed(self) -> bool:
         return any(engine.failed for engine in self.engines)
 
+    @property
+    def ran(self) -> bool:
+        """Whether any engine's files were run, and not only looked at."""
+        return any(check.name != "files" and check.status != NOT_HERE for engine in self.engines for check in engine.checks)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, as they stand in verify.json."""
         return {"schema_version": SCHEMA_VERSION, "failed": self.failed, **dataclasses.asdict(self)}

@@ -196,7 +196,7 @@ class _Verified:
         try:
             shrunk, facts = self._look(scratch, args)
         except ScriptError as error:
-            return self.refused(engines, f"the script takes no step here: {starts.with_folder_hint(error.message)}")
+            return self.refused(engines, f"the script takes no step here: {starts.with_hint(error.message)}")
         if why := why_too_large(facts.inp, shrunk.plan.world_size, trained=not self.on_gpu):
             return self.refused(engines, why, shrunk)
         run = Run(
@@ -254,7 +254,7 @@ class _Verified:
     def _checks(self, engine: Engine, run: Run, records: dict[str, list[dict[str, object]]], predicted: Prediction | None) -> list[Check]:
         alone = records[REFERENCE][0]
         if alone["code"]:
-            why = starts.with_folder_hint(compare.why_ended(alone))
+            why = starts.with_hint(compare.why_ended(alone))
             return [Check(name="runs", status=NOT_HERE, detail=f"one process alone fails: {why}")]
         if not alone["steps"]:
             return [Check(name="runs", status=NOT_HERE, detail="one process alone takes no optimizer step")]

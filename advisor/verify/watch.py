@@ -136,7 +136,7 @@ class Watch:
         for module, path in list(self._modules.items()):
             for name, p in module._parameters.items():
                 if p is not None:
-                    found.setdefault(f"{path}.{name}" if path else name, p)
+                    found.setdefault(tensors.plain_name(f"{path}.{name}" if path else name), p)
         return found
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:

@@ -41,14 +41,14 @@ _ALIASES: Mapping[str, str] = {
        for end in ("", "16", "patch16")},
     **{f"swin{size}{end}": f"swin-{word}" for word in ("tiny", "base") for size in (word, word[0]) for end in ("", "patch4window7")},
     **{f"convnext{word[0]}": f"convnext-{word}" for word in ("tiny", "base")},
-    **{f"whisperlargev{i}": "whisper-large" for i in (1, 2)},
+    **{f"whisperlargev{i}": "whisper-large" for i in (1, 2, 3)},
     "resnext101": "resnext101-32x4d", "resnext50": "resnext50-32x4d", "seresnext101": "se-resnext101-32x4d", "ssd": "ssd300",
     "ssdresnet50": "ssd300", "ssd300resnet50": "ssd300", "ssd300v11": "ssd300", "gnmtv2": "gnmt", "neumf": "ncf",
     "transformerxl": "transformer-xl-base", "mobilenetv3": "mobilenet-v3-large", "inception": "inception-v3",
     "densenet": "densenet121", "vgg": "vgg16", "jasper": "jasper-10x5", "quartznet": "quartznet-15x5", "nnunet": "nnunet-3d", "unetmedical": "unet",
     "maskrcnnr50fpn": "mask-rcnn", "maskrcnnresnet50fpn": "mask-rcnn",
-    "clip": "clip-vit-base-32", "clipvitb32": "clip-vit-base-32", "clipvitbasepatch32": "clip-vit-base-32", "sdxl": "stable-diffusion-xl",
-    "sd": "stable-diffusion-1.5", "sd15": "stable-diffusion-1.5", "stablediffusion": "stable-diffusion-1.5",
+    "clip": "clip-vit-base-32", "clipvitb32": "clip-vit-base-32", "clipvitbasepatch32": "clip-vit-base-32", "sdxl": "stable-diffusion-xl", "stablediffusionxlbase10": "stable-diffusion-xl",
+    "sd": "stable-diffusion-1.5", "sd15": "stable-diffusion-1.5", "stablediffusion": "stable-diffusion-1.5", "stablediffusionv15": "stable-diffusion-1.5",
 }  # fmt: skip
 #: What stands before a name (whose copy it is), and words that say how or where a network was trained or written.
 _OWNER = re.compile(r"^.*/(?=.*[a-z])")

@@ -83,7 +83,7 @@ def test_a_plan_without_files_says_why_in_one_line() -> None:
     ("message", "hinted"), [("No such file or directory: 'data/train.bin'", True), ("No such file or directory: '/x'", False)]
 )
 def test_a_file_that_is_sought_where_the_user_stands_is_said(message: str, hinted: bool) -> None:
-    said = starts.with_folder_hint(f"FileNotFoundError: [Errno 2] {message}.")
+    said = starts.with_hint(f"FileNotFoundError: [Errno 2] {message}.")
     assert ("run `advise verify` from the folder in which the script itself is started" in said) == hinted
     assert ("data/train.bin is looked for in " in said) == hinted
 
