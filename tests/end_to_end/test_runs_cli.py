@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -176,6 +177,18 @@ def test_a_table_without_a_measurement_is_refused(advise, runs, tmp_path, comman
     assert code == 2
     assert "measure" in err
     assert not (tmp_path / "own.toml").exists()
+
+
+@pytest.mark.parametrize("command", ["predict", "calibrate"])
+@pytest.mark.parametrize("out", ["", ".", "{runs}", "{shapes}"])
+def test_nothing_is_written_over_a_folder_or_what_is_read(advise, runs, tmp_path, command, out):
+    shapes = tmp_path / "shapes.csv"
+    shapes.write_text("model_name,hidden,n_layers\nmine,64,2\n")
+    before = (Path(runs).read_text(), shapes.read_text())
+    code, _, err = advise(command, runs, "--arch", shapes, "-o", out.format(runs=runs, shapes=shapes))
+    assert code == 2
+    assert "Choose another file with -o." in err
+    assert (Path(runs).read_text(), shapes.read_text()) == before
 
 
 def test_the_output_is_not_half_written(advise, runs, tmp_path):

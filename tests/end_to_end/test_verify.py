@@ -45,8 +45,8 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "measured_here", refuse)
 
 
-def checks(verdict: dict) -> dict[str, dict]:
-    return {check["name"]: check for check in verdict["engines"][0]["checks"]}
+def checks(verdict: dict, engine: int = 0) -> dict[str, dict]:
+    return {check["name"]: check for check in verdict["engines"][engine]["checks"]}
 
 
 def test_a_plan_that_holds(advice: Path, advise) -> None:
@@ -104,13 +104,16 @@ def test_gradients_that_are_not_averaged_fail(advice: Path, advise, unmeasured) 
 
 def test_an_unmodified_script_with_arguments_of_its_own(small_gpt2_folder: Path, tmp_path: Path, advise, unmeasured) -> None:
     out = tmp_path / "advice"
-    assert advise("plan", small_gpt2_folder, "--gpu", "h100", "--gpus-per-node", 8, "--engine", "ddp", "--plans", 1, "--out", out)[0] == 0
+    engines = ("--engine", "ddp", "--engine", "fsdp1")
+    assert advise("plan", small_gpt2_folder, "--gpu", "h100", "--gpus-per-node", 8, *engines, "--plans", 1, "--out", out)[0] == 0
     code, shown, _ = advise("verify", out, "--json", "--", *SMALL, "--steps", 8)
     (verdict,) = json.loads(shown)["plans"]
-    found = checks(verdict)
     assert code == 0, shown
-    names = ("losses", "gradient norms", "final parameters", "world size", "sharding", "collectives")
-    assert {name: found[name]["status"] for name in names} == dict.fromkeys(names, "passed")
+    names = ("losses", "gradient norms", "final parameters", "world size", "sharding")
+    for engine in range(2):
+        found = checks(verdict, engine)
+        assert {name: found[name]["status"] for name in names} == dict.fromkeys(names, "passed")
+    assert checks(verdict)["collectives"]["status"] == "passed"
     assert not any("layers" in change for change in verdict["changes"])
 
 
@@ -128,11 +131,11 @@ def test_a_script_that_takes_few_steps_or_none(small_gpt2_folder: Path, tmp_path
     names = ("losses", "gradient norms", "final parameters", "sharding", "collectives")
     assert {name: found[name]["status"] for name in names} == dict.fromkeys(names, "passed")
     code, found = scripts_checks(advise, out, "--steps", 1)
-    assert (code, set(found)) == (0, {"files", "runs"})
+    assert (code, set(found)) == (3, {"files", "runs"})
     assert found["runs"]["status"] == "not runnable here"
     assert found["runs"]["detail"].endswith("such as -- --steps 8")
     code, found = scripts_checks(advise, out, "--heads", 3)
-    assert (code, found["runs"]["status"]) == (0, "not runnable here")
+    assert (code, found["runs"]["status"]) == (3, "not runnable here")
     assert "RuntimeError: shape" in found["runs"]["detail"]
 
 
