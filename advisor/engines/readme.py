@@ -138,8 +138,9 @@ def _plan_notes(inp: EngineInput) -> list[str]:
          f"{inp.gpus_per_node} x {meta.num_params * _param_bytes(meta.param_dtype) / 2**30:.3g} GiB of parameters."),
         (meta.uses_checkpointing and plan.recompute == "none", "The script checkpoints activations by itself, the plan needs it not: "
          "switch it off for speed."),
-        (plan.tp_degree > 1, "Embeddings, last norm, head and loss are whole on every rank of a tensor group; only the layers are split. Consecutive "
-         f"ranks form a group of {plan.tp_degree} and read the same data."),
+        (plan.tp_degree > 1, f"Consecutive ranks form a group of {plan.tp_degree} and read the same data. Embeddings and head are whole on each of "
+         "them unless the files cut them by vocabulary. PyTorch's files compare each layer with a whole copy of itself at its first call: one whose "
+         "attention takes its sizes from constants, or from attributes of names unknown to `split_layers.py`, stops there and says what to change."),
         (plan.pp_degree > 1, "Stages send each other tensors of one shape, so micro-batches must be padded to one. Between stages only the hidden state "
          "crosses: a loss that is collected from many layers (balance of experts) can't be had."),
         (normalizes_batches(inp), "BatchNorm takes its statistics from each rank's micro-batch alone; below about 16 samples a GPU use "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from advisor.profiling import processes
 _POLL_S = 0.1
 #: Seconds for torchrun and the imports, beside the cells' own limits.
 _START_LIMIT_S = 180.0
+_PORTS, _NUM_PARTS = range(16_000, 32_000), 16
 _HOME = str(Path(__file__).resolve().parents[2])
 
 Record = dict[str, Any]
@@ -45,7 +47,7 @@ def run_cells(
     Raises:
         AdvisorError: torchrun itself failed.
     """
-    ports = _free_ports(len(cells))
+    ports = free_ports(len(cells))
     spec = folder / "cells.json"
     placed = [{**cell, "port": port} for cell, port in zip(cells, ports, strict=True)]
     spec.write_text(json.dumps({"out": str(folder), "cells": placed, "imports": list(imports)}), encoding="utf8")
@@ -123,9 +125,18 @@ def _record(stem: Path) -> Record:
     return {**record, "output": output}
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now, for cells that start one after the other.
+
+    They lie below those that the system gives to outgoing connections, which could take one before its cell starts. Processes that
+    verify at the same time draw from different parts of them.
+    """
+    first = _PORTS.start + os.getpid() % _NUM_PARTS * (len(_PORTS) // _NUM_PARTS)
+    found: list[int] = []
+    for port in random.SystemRandom().sample(range(first, first + len(_PORTS) // _NUM_PARTS), len(_PORTS) // _NUM_PARTS):
+        if len(found) == count:
+            break
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("", port))
+            found.append(port)
+    return found

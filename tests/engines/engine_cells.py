@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from advisor.engines import EngineInput, write_plan
 from advisor.profiling.schema import ProfileMeta
+from advisor.verify.cells import free_ports
 from cost_models.types import Plan
 
 HERE = Path(__file__).parent
@@ -83,16 +83,6 @@ def losses(output: str) -> list[float]:
     """Losses over the global batch that a run printed, in order."""
     over_batch = re.findall(r"loss (\S+) over the global batch", output)
     return [float(x) for x in over_batch or re.findall(r"loss (\S+)", output)]
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def run_cells(cells: list[dict], folder: Path, *, num_procs: int, imports: tuple[str, ...]) -> dict[str, list[dict]]:

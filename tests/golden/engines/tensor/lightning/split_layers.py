@@ -17,7 +17,8 @@ ATTENTION = {"self_attn.q_proj": "self_attn"}  # by their first column: modules 
 # what these may call the sizes that a rank has only a part of
 LOCAL_SIZES = {
     "num_heads", "num_attention_heads", "n_head", "n_heads", "heads", "num_key_value_heads", "num_kv_heads", "n_kv_head", "n_kv_heads",
-    "n_local_heads", "n_local_kv_heads", "hidden_size", "embed_dim", "n_embd", "d_model", "dim", "width", "inner_dim", "all_head_size", "split_size",
+    "n_local_heads", "n_local_kv_heads", "nheads", "num_q_heads", "n_q_heads", "q_heads", "kv_heads", "nh", "nk", "nkv",
+    "hidden_size", "embed_dim", "n_embd", "d_model", "dim", "width", "inner_dim", "all_head_size", "split_size",
 }  # fmt: skip
 
 
