@@ -36,8 +36,7 @@ def verify(  # noqa: PLR0917 - click passes them by name
 
     Losses, gradient norms, parameters, sharding and collectives are checked, step time and memory measured beside the prediction, and a run
     that loses a rank must resume from its checkpoint. Exit status 1 where something failed, 3 where nothing could be run
-    here. Arguments after -- go to the script in place of
-    the plan's own.
+    here. Arguments after -- go to the script in place of the plan's own.
     """
     from advisor.report.terminal import report_console
     from advisor.verify import Request, verify_advice

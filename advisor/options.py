@@ -11,8 +11,8 @@ from advisor.errors import AdvisorError
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 OBJECTIVES = ("throughput", "memory", "gpus")
-#: Engines that files can be had for; `advisor.engines` holds them.
 _LARGEST_BATCH = 10_000_000  # samples of one optimizer step
+#: Engines that files can be had for; `advisor.engines` holds them.
 ENGINE_NAMES = (
     "ddp", "fsdp2", "fsdp1", "tensor_parallel", "pipeline", "deepspeed", "accelerate", "trainer", "lightning", "torchtitan", "megatron",
     "colossalai",
