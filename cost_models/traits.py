@@ -19,6 +19,8 @@ PIPELINE_CUTS = ("even", "balanced", "greedy")
 #: "attention"; a "share" of the forward pass with its collectives; or a share of the weight "products" with everything that moves memory
 #: and the gathers before them, while attention and sums over tensor ranks are kept.
 SELECTIVE = ("attention", "share", "products")
+#: Recomputation, from none to all.
+RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +63,12 @@ class Runtime:
     selective_share: float = 0.28  # of the forward pass, for "share"; of the weight products, for "products"
     pipeline_cut: str = "even"  # how layers go to stages: one of PIPELINE_CUTS
     virtual_stages: int = 1  # presumed where a run doesn't say
+    zero_stage: int = 0  # the same
     compiled: bool = False  # torch.compile is presumed where a run doesn't say
     autocast: bool = False  # "amp" means torch.autocast over fp32 weights, not the framework's own 16-bit training
     whole_batch: bool = False  # a rank's whole batch is presumed to be one micro-batch where a run doesn't say
     flash_attention: bool = True  # presumed where a run doesn't say
+    presumed_recompute: tuple[str, ...] = ("none", "full")  # of RECOMPUTE; where a run doesn't say, the first that lets it fit
     quirks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)  # traits of the memory model
 
@@ -73,8 +77,12 @@ class Runtime:
             raise ValueError(f"runtime {self.name}: pipeline_cut {self.pipeline_cut!r} is none of {', '.join(PIPELINE_CUTS)}")
         if self.selective not in SELECTIVE:
             raise ValueError(f"runtime {self.name}: selective {self.selective!r} is none of {', '.join(SELECTIVE)}")
+        for mode in self.presumed_recompute:
+            if mode not in RECOMPUTE:
+                raise ValueError(f"runtime {self.name}: presumed_recompute {mode!r} is none of {', '.join(RECOMPUTE)}")
 
 
+@functools.cache
 def runtime_names() -> tuple[str, ...]:
     """Names of the runtimes that have a file, sorted."""
     folder = resources.files("cost_models") / "runtimes"
@@ -97,6 +105,7 @@ def load_runtime(name: str) -> Runtime:
     unknown = sorted(set(data) - {f.name for f in dataclasses.fields(Runtime)})
     if unknown:
         raise ValueError(f"runtime {name} names traits that don't exist: {', '.join(unknown)}")
-    for key in ("frameworks", "sources"):
-        data[key] = tuple(data.get(key, ()))
+    for key in ("frameworks", "sources", "presumed_recompute"):
+        if key in data:
+            data[key] = tuple(data[key])
     return Runtime(name=name, **data)

@@ -7,21 +7,22 @@ import functools
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 import pandas as pd
 
 from advisor.measure.known_networks import network_workload
 from advisor.measure.row_notes import with_notes
-from advisor.measure.run_batch import states_batch, with_fitting_micro_batch, with_presumed_batch, with_stated_batch
+from advisor.measure.run_batch import states_batch
+from advisor.measure.run_layout import ReadRow
+from advisor.measure.run_plan import network_plan, transformer_plan
 from advisor.measure.run_shapes import find_shape, known_shapes, plain_name, presumed_shape, transformer_shape
 from advisor.measure.run_values import Fields, Record, Skip, is_number
 from cost_models.catalogue import default_gpus_per_node, default_links, find_gpu, parse_link
 from cost_models.traits import Runtime, load_runtime, runtime_names
 from cost_models.transformer import transformer_workload
-from cost_models.types import Cluster, Device, Link, Plan, Workload
+from cost_models.types import Cluster, Device, Link, Workload
 
-_MOST = 10**9  # GPUs, or samples of a step, that are still taken for a run
+_MOST_GPUS = 10**9
 _PRECISIONS = ("bf16", "fp16", "amp", "16", "half", "mixed", "o1", "o2")
 _TEXTS = ("model_name", "moe")  # columns of a table of shapes that hold no numbers
 
@@ -42,8 +43,8 @@ class RowReader:
                 name = plain_name(str(shape["model_name"]))
                 self._shapes[name] = {**self._shapes.get(name, {}), **stated}
 
-    def read(self, record: Record) -> dict[str, Any]:
-        """Workload, cluster, plan, assumed fields and whether the batch is none of them.
+    def read(self, record: Record) -> ReadRow:
+        """What a row says, and the plain defaults of what it leaves open.
 
         Raises:
             Skip: the row can't be priced.
@@ -53,28 +54,21 @@ class RowReader:
         except ValueError as error:
             raise Skip(f"the row contradicts itself: {error}") from error
 
-    def _read(self, row: Fields) -> dict[str, Any]:
+    def _read(self, row: Fields) -> ReadRow:
         runtime = load_runtime(row.text("runtime") or runtime_of(row.text("source_repo_or_doc"), row.text("framework")).name)
         device = _device(row)
         num_gpus = int(row.number("n_gpus") or 0)
-        if not 1 <= num_gpus <= _MOST:
+        if not 1 <= num_gpus <= _MOST_GPUS:
             raise Skip(f"the number of GPUs is {row.text('n_gpus') or 'not stated'}")
         cluster = self._cluster(row, device, num_gpus)
-        workload, is_decoder = self._workload(row, runtime, device)
-        plan = _plan(row, runtime, num_gpus, is_interleaved=is_decoder)
-        _check_layout(plan, workload)
-        if is_decoder:
-            plan = with_stated_batch(row, plan, runtime) if states_batch(row) else with_presumed_batch(row, plan, workload)
-        elif row.number("micro_batch") is None and row.number("grad_accum") is None:
-            plan = with_fitting_micro_batch(row, plan, workload, cluster)
-        else:
-            plan = with_stated_batch(row, plan, runtime)
-        if max(plan.global_batch, plan.micro_batch) > _MOST:
-            raise Skip(f"a step has {plan.global_batch:.3g} samples")
-        return {
-            "workload": workload, "cluster": cluster, "plan": plan, "assumed": tuple(dict.fromkeys(row.assumed)),
-            "states_batch": states_batch(row),
-        }  # fmt: skip
+        workload, is_transformer = self._workload(row, runtime, device)
+        plan_of = functools.partial(
+            transformer_plan if is_transformer else network_plan, runtime=runtime, num_gpus=num_gpus, workload=workload, cluster=cluster
+        )
+        return ReadRow(
+            row=row, workload=workload, cluster=cluster, plan=plan_of(row), states_batch=states_batch(row), runtime=runtime,
+            plan_of=plan_of, is_transformer=is_transformer,
+        )  # fmt: skip
 
     def _cluster(self, row: Fields, device: Device, num_gpus: int) -> Cluster:
         per_node = int(row.or_default("gpus_per_node", min(num_gpus, default_gpus_per_node(device.name))))
@@ -173,40 +167,3 @@ def _precision(row: Fields, device: Device, runtime: Runtime) -> str:
     if not text.startswith(_PRECISIONS):
         row.assumed.append(f'precision ("{text}" is not known)')
     return "bf16" if text.startswith(("bf16", "amp_bf16")) and "bf16" in device.peak_flops_per_s else "fp16"
-
-
-def _check_layout(plan: Plan, workload: Workload) -> None:
-    """Raises Skip where the model has less to divide than the layout divides."""
-    num_layers = sum(group.num_repeats for group in workload.groups)
-    if plan.pp_degree > num_layers:
-        raise Skip(f"{plan.pp_degree} pipeline stages for {num_layers:g} layers")
-    if plan.tp_degree > 1 and not any(group.num_tp_params for group in workload.groups):
-        raise Skip("tensor parallelism finds nothing to divide in this model")
-
-
-def _plan(row: Fields, runtime: Runtime, num_gpus: int, *, is_interleaved: bool) -> Plan:
-    """The row's layout, at a micro-batch of one sample."""
-    tp, pp, cp, ep = (int(row.number(k) or 1) for k in ("tp", "pp", "cp", "ep"))
-    if row.number("tp") is None or row.number("pp") is None:
-        row.assumed.append("tp, pp")
-    dp = int(row.number("dp") or max(1, num_gpus // (tp * pp * cp)))
-    if dp * tp * pp * cp > num_gpus:
-        raise Skip(f"the layout (dp {dp}, tp {tp}, pp {pp}, cp {cp}) needs {dp * tp * pp * cp} GPUs, the row has {num_gpus}")
-    zero = int(row.number("zero_stage") or 0)
-    if zero > 3:
-        raise Skip(f"there is no ZeRO stage {zero}")
-    sharding = row.text("sharding")
-    if row.number("zero_stage") is None:
-        zero = 3 if "FSDP" in sharding or "FULL_SHARD" in sharding else int("ZeRO-1" in sharding or "distributed optimizer" in sharding)
-    virtual = row.number("vp")
-    if virtual is None and pp > 1 and runtime.virtual_stages > 1:
-        row.assumed.append("vp")
-    virtual = (virtual or runtime.virtual_stages) if pp > 1 and is_interleaved else 1.0
-    recompute = row.text("activation_ckpt")
-    sequence = row.number("sequence_parallel")
-    return Plan(
-        dp_shard_degree=dp, tp_degree=tp, cp_degree=cp, ep_degree=ep, pp_degree=pp, virtual_stages=int(virtual), zero_stage=zero,
-        recompute=recompute if recompute in ("full", "selective") else "none",
-        schedule="none" if pp == 1 else "interleaved" if virtual > 1 else "1f1b",
-        sequence_parallel=tp > 1 and bool(runtime.sequence_parallel if sequence is None else sequence), runtime=runtime.name,
-    )  # fmt: skip

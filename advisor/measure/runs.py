@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from advisor.errors import AdvisorError
 from advisor.measure.run_fields import RowReader
+from advisor.measure.run_layout import ReadRow, fill_open
 from advisor.measure.run_values import Skip
+from advisor.progress import Progress, quiet
 from cost_models.types import Cluster, FloatArray, IntArray, Plan, PlanTable, Workload
 
 #: Columns that make a row a run; all others may be missing.
@@ -61,12 +62,13 @@ class RunTable:
         )  # fmt: skip
 
 
-def read_runs(source: str | Path | pd.DataFrame, arch_csv: str | Path | None = None) -> RunTable:
+def read_runs(source: str | Path | pd.DataFrame, arch_csv: str | Path | None = None, *, progress: Progress = quiet) -> RunTable:
     """Read runs.
 
     Args:
         source: CSV file, or a frame with its columns.
         arch_csv: shapes of the models named, with the columns of `arch.csv`; built-in shapes of well-known models otherwise.
+        progress: told which row is read; the first of a network of the zoo takes a second or two.
 
     Raises:
         AdvisorError: unreadable, or not a table of runs.
@@ -76,25 +78,28 @@ def read_runs(source: str | Path | pd.DataFrame, arch_csv: str | Path | None = N
     if missing:
         raise AdvisorError(f"The table of runs has no column {', '.join(missing)}.", hint="See the README for the columns.")
     reader = RowReader(arch=None if arch_csv is None else _read_arch(arch_csv))
-    kept: list[dict[str, Any]] = []
+    kept: list[ReadRow] = []
     skipped: dict[int, str] = {}
     inputs = frame.drop(columns=[c for c in MEASURED_COLUMNS if c in frame])
     for position, record in enumerate(inputs.to_dict("records")):
+        progress(f"reading row {position + 1:,} of {len(frame):,}: {record['model_name']}")
         try:
-            kept.append({"row": position, **reader.read({str(k): v for k, v in record.items()})})
+            kept.append(reader.read({str(k): v for k, v in record.items()}))
+            kept[-1].position = position
         except Skip as reason:
             skipped[position] = str(reason)
+    fill_open(kept)
     return _table(frame, kept, skipped)
 
 
-def _table(frame: pd.DataFrame, kept: list[dict[str, Any]], skipped: dict[int, str]) -> RunTable:
-    row = np.array([k["row"] for k in kept], dtype=np.int64)
-    workloads, plans = tuple(k["workload"] for k in kept), [k["plan"] for k in kept]
+def _table(frame: pd.DataFrame, kept: list[ReadRow], skipped: dict[int, str]) -> RunTable:
+    row = np.array([k.position for k in kept], dtype=np.int64)
+    workloads, plans = tuple(k.workload for k in kept), [k.plan for k in kept]
     memory = _numbers(frame, "peak_mem_gib")
     return RunTable(
-        frame=frame, row=row, workloads=workloads, clusters=tuple(k["cluster"] for k in kept), plans=PlanTable.from_plans(plans),
-        step_time_s=_step_s(frame, row, workloads, plans), peak_mem_gib=np.where(memory > 0, memory, np.nan)[row], assumed=tuple(k["assumed"] for k in kept),
-        states_batch=np.array([k["states_batch"] for k in kept], dtype=bool), skipped=skipped,
+        frame=frame, row=row, workloads=workloads, clusters=tuple(k.cluster for k in kept), plans=PlanTable.from_plans(plans),
+        step_time_s=_step_s(frame, row, workloads, plans), peak_mem_gib=np.where(memory > 0, memory, np.nan)[row], assumed=tuple(k.assumed for k in kept),
+        states_batch=np.array([k.states_batch for k in kept], dtype=bool), skipped=skipped,
     )  # fmt: skip
 
 
