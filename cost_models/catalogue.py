@@ -7,6 +7,7 @@ Figures are line rates and dense peaks; what is achieved of them is a calibratio
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -18,6 +19,7 @@ from cost_models.types import Device, Link
 
 _OWN_FILE_HINT = "Or describe your hardware in a cluster file (--cluster FILE.toml)."
 _WELL_KNOWN_GPUS = ("h100-sxm-80gb", "h200-sxm-141gb", "a100-sxm-80gb", "b200-180gb", "l4", "rtx-4090", "mi300x")
+_SAME_MEMORY = 0.15  # by how much a capacity in a name may miss the label
 _WELL_KNOWN_LINKS = ("nvlink-4", "nvlink-3", "pcie-4-x16", "ib-ndr-8x", "ib-hdr-4x", "roce-1600", "efa-3200", "ethernet-100g")
 
 
@@ -47,7 +49,8 @@ def find_gpu(name: str, *, memory_gb: float | None = None) -> Device:
 def is_presumed(name: str) -> bool:
     """Whether a GPU's name leaves something open ("A100": form factor and memory), so that the answer is an assumption."""
     key = normalize(name)
-    return key not in hardware_data.gpu_aliases() and key in hardware_data.presumed_gpu_aliases()
+    presumed, settled = hardware_data.presumed_gpu_aliases(), hardware_data.gpu_aliases()
+    return key not in settled and (key in presumed or _plain_gpu_name(key)[0] in presumed)
 
 
 def gpu_for_device_name(device_name: str, *, memory_bytes: float | None = None) -> str:
@@ -162,9 +165,29 @@ def _gpu_entry(name: str, memory_gb: float | None = None) -> GpuEntry:
         return entries[min(candidates, key=lambda n: abs(entries[n].memory_label_gb - memory_gb))]
     if exact or candidates:
         return entries[exact or candidates[0]]
+    plain, memory_label_gb = _plain_gpu_name(key)
+    if plain != key and plain in _whole_names().values():
+        entry = _gpu_entry(plain, memory_gb or memory_label_gb)
+        if memory_label_gb is None or abs(entry.memory_label_gb / memory_label_gb - 1) < _SAME_MEMORY:
+            return entry
     if key.startswith("mixed") or ("+" in name and len(re.findall(r"[a-z]{1,3}\d{1,4}", key)) > 1):
         raise ValueError(f'"{name}" names different GPUs; one cluster has equal nodes of equal GPUs. Plan each part by itself.')
     raise ValueError(_unknown_gpu(name))
+
+
+def _plain_gpu_name(key: str) -> tuple[str, float | None]:
+    """A normalized name without how many cards ("8x-a100"), capacity ("v100-16gb", also returned) and odd hyphens ("rtx-2080ti")."""
+    plain = re.sub(r"^\d{1,2}-?x-?|-x-?\d{1,2}$", "", key)
+    capacity = re.search(r"-?\b(\d+)gb\b", plain)
+    if capacity and plain.replace("-", "") not in _whole_names():
+        plain = plain.replace(capacity[0], "", 1).strip("-")
+    return _whole_names().get(plain.replace("-", ""), plain), float(capacity[1]) if capacity else None
+
+
+@functools.cache
+def _whole_names() -> dict[str, str]:
+    """Known spellings without their hyphens -> the spelling."""
+    return {key.replace("-", ""): key for key in (*hardware_data.shared_gpu_aliases(), *hardware_data.gpu_aliases())}
 
 
 def _unknown_gpu(name: str) -> str:

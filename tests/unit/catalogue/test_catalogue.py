@@ -163,3 +163,25 @@ def test_any_number_of_adapters():
 
 def test_the_cpu_is_there_but_is_no_gpu():
     assert find_gpu("cpu").family == "cpu" and "cpu" not in gpu_names()
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("V100 16GB", "v100-sxm-16gb"), ("V100 32GB", "v100-sxm-32gb"), ("8x A100 40GB", "a100-sxm-40gb"), ("A100 40GB x8", "a100-sxm-40gb"),
+        ("RTX 2080Ti", "rtx-2080-ti"), ("RTX3090", "rtx-3090"), ("RTX 4090 24GB", "rtx-4090"), ("DGX-1", "v100-sxm-16gb"), ("DGX-2", "v100-sxm-32gb"),
+    ],
+)  # fmt: skip
+def test_counts_capacities_and_odd_hyphens_are_read(text: str, name: str) -> None:
+    assert find_gpu(text).name == name
+
+
+@pytest.mark.parametrize("text", ["A100 16GB", "80GB", "8x", "RTX 4090 80GB"])
+def test_a_capacity_that_no_such_card_has_is_unknown(text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        find_gpu(text)
+
+
+def test_a_name_with_a_capacity_still_leaves_its_form_factor_open() -> None:
+    assert is_presumed("V100 16GB")
+    assert not is_presumed("RTX 4090 24GB")
