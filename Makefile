@@ -17,8 +17,12 @@ setup: .venv/.ready
 demo: setup
 	$(BIN)/advise examples/gpt2.py
 
+.venv/.compiled: .venv/.ready
+	$(BIN)/python tests/tools/compile_imports.py
+	touch .venv/.compiled
+
 # two workers, each takes whole files: most start processes that wait for one another; PyTorch's own threads would only be in the way
-test: setup
+test: .venv/.compiled
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # torchtitan brings a gigabyte that every process of the suite would look at: it gets an environment of its own on top of .venv

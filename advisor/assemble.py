@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cost_models
+from advisor import emulation
 from advisor.errors import AdvisorError, NoPlanError
 from advisor.options import PlanOptions, ProfileOptions
 from advisor.search import Request, SearchResult, Size, Space, fewest_gpus, price, scaling, search, sizes_around
@@ -40,6 +41,7 @@ class Situation:
     step: StepProfile
     workload: Workload
     model: dict[str, Any]  # report.json's "model"
+    stages: Callable[[Plan], dict[str, Any]]  # what a plan's pipeline adds to it for the engines
     options: PlanOptions
     request: Request
     assumptions: tuple[str, ...]
@@ -49,10 +51,16 @@ class Situation:
     def cluster(self) -> Cluster:
         return self.request.cluster
 
+    def in_precision(self, precision: str) -> Workload:
+        """The workload in another precision than asked for."""
+        from advisor.workload import shape
+
+        return shape(self.step, precision=precision, optimizer=self.options.optimizer)
+
 
 def check_cluster(options: PlanOptions) -> None:
-    """Raise early, before the script is run, on hardware that doesn't exist."""
-    _cluster(options)
+    """Raise early, before the script is run, on hardware that doesn't exist or lacks the precision asked for."""
+    emulation.check_precision(_cluster(options)[0].device, options.precision)
 
 
 def situation(step: StepProfile, options: PlanOptions, progress: Callable[[str], None]) -> Situation:
@@ -70,21 +78,52 @@ def situation(step: StepProfile, options: PlanOptions, progress: Callable[[str],
         assumptions = (*assumptions, *notes)
     workload = shape(step, precision=options.precision, optimizer=options.optimizer)
     model = model_summary(step, workload)
-    precision = workload.compute_dtype
-    if precision not in cluster.device.peak_flops_per_s:
-        have = ", ".join(cluster.device.peak_flops_per_s)
-        raise AdvisorError(f"{cluster.device.name} has no {precision} arithmetic; it has {have}.", hint="Choose one with --precision.")
+    emulation.check_precision(cluster.device, workload.compute_dtype)
     batch, notes = _global_batch(step, options, cluster)
     assumptions = (*assumptions, *notes)
+    stages = _stages(step, workload)
     request = Request(
         workload=workload, cluster=cluster, global_batch=batch, objective=options.objective,
         max_memory_share=options.max_memory_share, calibration=read_calibration(options.calibration),
         space=Space(accumulation=max(1, step.meta.accumulation) if step.meta.form == "script" else 1),
-        tp_reason=model["tp_reason"], pp_reason=model["pp_reason"],
+        tp_reason=model["tp_reason"], pp_reason=model["pp_reason"], why_no_files=_why_no_files(model, stages, options),
     )  # fmt: skip
     return Situation(
-        step=step, workload=workload, model=model, options=options, request=request, assumptions=assumptions, warnings=warnings
+        step=step,
+        workload=workload,
+        model=model,
+        stages=stages,
+        options=options,
+        request=request,
+        assumptions=assumptions,
+        warnings=warnings,
     )
+
+
+def _why_no_files(model: dict[str, Any], stages: Callable[[Plan], dict[str, Any]], options: PlanOptions) -> Callable[[Plan], str]:
+    """Asks the engines, of those wanted, why none has files for a plan."""
+    from advisor.engines import why_no_engine
+
+    return lambda plan: why_no_engine(plan, {**model, **stages(plan)}, wanted=options.engine)
+
+
+def _stages(step: StepProfile, workload: Workload) -> Callable[[Plan], dict[str, Any]]:
+    """What a plan's pipeline adds to the model that the engines see: the modules of each stage, as the plan's price has them."""
+    from advisor.workload.layout import find_layout
+    from advisor.workload.stages import stage_modules
+
+    found: dict[tuple[int, int, str], list[list[str]]] = {}
+    parts = find_layout(step).parts
+
+    def stages(plan: Plan) -> dict[str, Any]:
+        if plan.pp_degree == 1:
+            return {}
+        key = (plan.pp_degree, plan.virtual_stages, plan.runtime)
+        if key not in found:
+            found[key] = stage_modules(step, workload, plan, parts)
+        return {"stages": found[key]}
+
+    return stages
 
 
 def _cluster(options: PlanOptions) -> tuple[Cluster, tuple[str, ...]]:
@@ -118,7 +157,8 @@ def read_calibration(path: str | None) -> cost_models.Calibration:
     try:
         return cost_models.load_calibration(path)
     except (OSError, ValueError) as error:
-        raise AdvisorError(f"{path} is no calibration ({error}).", hint="Make one with `advise calibrate RUNS.csv -o FILE`.") from error
+        why = str(error).removeprefix(f"{path} is not a calibration file: ")
+        raise AdvisorError(f"{path} is no calibration ({why}).", hint="Make one with `advise calibrate RUNS.csv -o FILE`.") from error
 
 
 def searched(case: Situation) -> SearchResult:
@@ -180,14 +220,14 @@ def report(
         hotspots=spots,
         memory=memory_section(alone, case.step, case.cluster),
         cluster=cluster_mapping(case.cluster),
-        plans=plan_entries(case.request, result, files.launch_lines(), files.why_no_launch(), files.check_lines()),
+        plans=plan_entries(case.request, result, files.starts(), files.why_no_launch(), files.check_lines()),
         rejected=rejected_entries(result),
         findings=evaluate(load_rules(), facts),
         scaling=scaling_points(sizes),
         smallest_num_gpus=smallest_sizes(sizes),
         accuracy=accuracy_section(case.request.calibration, case.options.calibration),
         assumptions=(*case.assumptions, *result.notes),
-        warnings=(*case.warnings, *case.step.meta.warnings),
+        warnings=(*case.warnings, *emulation.warning(case.request, result, case.in_precision), *case.step.meta.warnings),
         operators=case.step.operators,
     )
     return built, files.write
@@ -213,29 +253,15 @@ class _PlanFiles:
         case, plan = self.case, self.result.candidates[rank - 1].plan
         return EngineInput(
             plan=plan, script=case.step.meta.script, script_args=tuple(self.seeing.args), form=case.step.meta.form,
-            entry=case.step.meta.entry, meta=case.step.meta, model=self._model(plan),
+            entry=case.step.meta.entry, meta=case.step.meta, model={**case.model, **case.stages(plan)},
             num_nodes=max(1, plan.world_size // case.cluster.gpus_per_node),
             gpus_per_node=min(case.cluster.gpus_per_node, plan.world_size), gpu=case.cluster.device.name, precision=case.workload.compute_dtype,
             folder=str((self.out or Path("advice")) / f"plan-{rank}"), engines=tuple(case.options.engine),
         )  # fmt: skip
 
-    def _model(self, plan: Plan) -> dict[str, Any]:
-        """The model, with the modules of each pipeline stage as the plan's price has them."""
-        from advisor.workload.stages import stage_modules
-
-        case = self.case
-        return case.model if plan.pp_degree == 1 else {**case.model, "stages": stage_modules(case.step, case.workload, plan)}
-
     def _inputs(self) -> dict[int, Any]:
         """Engine inputs by rank: the best plans that some engine, of those wanted, has files for."""
-        from advisor.engines import engines_for
-
-        candidates = enumerate(self.result.candidates, start=1)
-        able = [
-            rank
-            for rank, c in candidates
-            if any(e.supported for e in engines_for(c.plan, self._model(c.plan), wanted=self.case.options.engine))
-        ]
+        able = [rank for rank, c in enumerate(self.result.candidates, start=1) if not c.no_files]
         return {rank: self._input(rank) for rank in able[: self.case.options.plans]}
 
     def why_no_launch(self) -> str:
@@ -244,17 +270,17 @@ class _PlanFiles:
 
         return why_no_files(self._input(1))
 
-    def launch_lines(self) -> dict[int, str]:
-        """One command line per plan with files, by rank; paths as the user will see them."""
-        from advisor.engines import launch_line
+    def starts(self) -> dict[int, dict[str, str]]:
+        """The command lines by engine of each plan with files, by rank; paths as the user will see them."""
+        from advisor.engines import start_lines
 
         out = self.out or Path("advice")
-        return {rank: launch_line(inp, out / f"plan-{rank}") for rank, inp in self._inputs().items()}
+        return {rank: start_lines(inp, out / f"plan-{rank}") for rank, inp in self._inputs().items()}
 
     def check_lines(self) -> dict[int, str]:
         """The command that runs a plan's files on a few processes here, by rank, where something can be launched."""
         out = shlex.quote(str(self.out or Path("advice")))
-        return {rank: f"advise verify {out} --plan {rank}" for rank, line in self.launch_lines().items() if line}
+        return {rank: f"advise verify {out} --plan {rank}" for rank, lines in self.starts().items() if lines}
 
     def write(self, folder: Path) -> list[str]:
         """Write `plan-1/` and so on below a folder; names relative to it."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 
@@ -15,6 +17,8 @@ from advisor.cli_runs import calibrate, check_output, evaluate, predict, write_t
 from advisor.cli_verify import verify
 from advisor.errors import AdvisorError
 from advisor.options import CAPTURES, ENGINE_NAMES, OBJECTIVES, PRECISIONS
+from advisor.progress import shown
+from advisor.usage import check_command, said_plainly
 from advisor.words import counted, make_streams_readable
 
 _INTERRUPTED = 130
@@ -24,7 +28,12 @@ class _Advise(click.Group):
     """A group whose default command is `run`: `advise train.py` means `advise run train.py`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in {*self.commands, "--help", "-h", "--version"}:
+        if not args:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(2)
+        if args[0] not in {*self.commands, "--help", "-h", "--version"}:
+            if not Path(args[0]).exists():
+                check_command(args[0], list(self.commands))
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -119,7 +128,7 @@ def run(script: str, script_args: tuple[str, ...], out: str, as_json: bool, **op
     """
     from advisor.pipeline import advise
 
-    with _progress() as progress:
+    with shown() as progress:
         report = advise(script, args=script_args, out=out, progress=progress, **options)
     _show(report, as_json)
 
@@ -136,7 +145,7 @@ def profile(script: str, script_args: tuple[str, ...], out: str, **options: Any)
 
     folder = Path(out)
     _refuse_foreign(folder)
-    with _progress() as progress:
+    with shown() as progress:
         step = take(script, args=script_args, progress=progress, **options)
     try:
         save_profile(step, folder)
@@ -158,7 +167,7 @@ def plan(profile_dir: str, out: str, as_json: bool, **options: Any) -> None:
 
     if not Path(profile_dir).is_dir():
         raise AdvisorError(f"{profile_dir} is not a folder.", hint="Make a profile with `advise profile SCRIPT -o DIR`.")
-    with _progress() as progress:
+    with shown() as progress:
         report = advise(profile_dir, out=out, progress=progress, **options)
     _show(report, as_json)
 
@@ -168,12 +177,13 @@ def plan(profile_dir: str, out: str, as_json: bool, **options: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def trace(trace_file: str, as_json: bool) -> None:
     """Say where the time went in a TRACE (.json, .json.gz) recorded with torch.profiler; CUDA, ROCm or CPU."""
+    from advisor.report.plain import frozen, thawed
     from advisor.report.terminal import report_console
     from advisor.traces import print_summary, trace_summary
 
     summary = trace_summary(Path(trace_file))
     if as_json:
-        click.echo(json.dumps(summary, indent=1, default=str))
+        click.echo(json.dumps(thawed(frozen(summary)), indent=1, allow_nan=False))
     else:
         print_summary(summary, report_console())
 
@@ -212,7 +222,7 @@ def measure(out: str | None, full: bool) -> None:
 
     if out is not None:
         check_output(out)
-    with _progress() as progress:
+    with shown() as progress:
         cluster, measurements = cluster_here(quick=not full, progress=progress)
     text = to_toml(cluster)
     if out is None:
@@ -232,7 +242,7 @@ for _command in (predict, evaluate, calibrate, verify):
 
 def _show(report: Any, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(report.to_json(), indent=1))
+        click.echo(json.dumps(report.to_json(), indent=1, allow_nan=False))
         return
     from advisor.report.terminal import render_terminal, report_console
 
@@ -246,35 +256,38 @@ def _refuse_foreign(folder: Path) -> None:
         raise AdvisorError(f"{folder} exists and is no profile.", hint="Choose another folder with -o.")
 
 
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A spinner on stderr that names the stage; silent when stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
+def _stop(error: AdvisorError) -> NoReturn:
+    """End with what is wrong and what to try."""
+    click.echo(f"advise: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"  {error.hint}", err=True)
+    sys.exit(error.exit_code)
 
-    with Console(stderr=True).status("starting") as status:
-        yield status.update
+
+@contextlib.contextmanager
+def _cleaning_up() -> Iterator[None]:
+    """SIGTERM ends the command as an exception does, so that its processes and temporary folders go with it."""
+
+    def stop(number: int, _frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def main() -> None:
     """Entry point: errors become one line and an exit code."""
     make_streams_readable()
     try:
-        cli.main(standalone_mode=False)
+        with _cleaning_up():
+            status = cli.main(prog_name="advise", standalone_mode=False)
     except AdvisorError as error:
-        click.echo(f"advise: {error.message}", err=True)
-        if error.hint:
-            click.echo(f"  {error.hint}", err=True)
-        sys.exit(error.exit_code)
-    except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
-    except click.ClickException as error:
-        error.show()
-        if isinstance(error, click.NoSuchOption):
-            click.echo("Arguments of the script itself go after --, as in: advise train.py --gpu a100 -- --batch-size 8", err=True)
-        sys.exit(2)
+        _stop(error)
+    except click.UsageError as error:
+        _stop(said_plainly(error))
     except (click.Abort, KeyboardInterrupt):
         click.echo("advise: interrupted; nothing was written", err=True)
         sys.exit(_INTERRUPTED)
@@ -284,6 +297,8 @@ def main() -> None:
     except OSError as error:
         click.echo(f"advise: the result can't be printed ({error.strerror})", err=True)
         sys.exit(1)
+    if status:
+        sys.exit(status)
 
 
 if __name__ == "__main__":

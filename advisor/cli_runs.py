@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from advisor.errors import AdvisorError
+from advisor.progress import shown
 from advisor.words import counted
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from advisor.measure.evaluate import Evaluation
 
 _ARCH = click.option("--arch", metavar="ARCH.csv", help="Shapes of the models named in RUNS.")
 _CALIBRATION = click.option("--calibration", metavar="FILE", help="Constants of `advise calibrate` instead of the shipped ones.")
@@ -34,7 +29,9 @@ def predict(runs: str, out: str, arch: str | None, calibration: str | None, anch
     from advisor.measure.predict import predict_runs
 
     check_output(out, runs, arch, calibration)
-    table = predict_runs(runs, arch_csv=arch, calibration=read_calibration(calibration), anchor=anchor)
+    constants = read_calibration(calibration)
+    with shown() as progress:
+        table = predict_runs(runs, arch_csv=arch, calibration=constants, anchor=anchor, progress=progress)
     write_text(Path(out), table.to_csv(index=False))
     skipped = table["skipped_reason"].fillna("").astype(str)
     click.echo(f"{(skipped == '').sum():,} of {len(table):,} rows predicted, written to {out}")
@@ -52,29 +49,17 @@ def evaluate(runs: str, arch: str | None, calibration: str | None, anchor: bool,
     """Compare predicted with measured step times of RUNS.csv, per source, GPU and layout, with rank quality per sweep."""
     from advisor.assemble import read_calibration
     from advisor.measure.evaluate import evaluate_runs
+    from advisor.report.plain import frozen, thawed
+    from advisor.report.terminal import print_blocks, report_console
+    from advisor.runs_report import evaluation_blocks
 
-    found = evaluate_runs(runs, arch_csv=arch, calibration=read_calibration(calibration), anchor=anchor)
+    constants = read_calibration(calibration)
+    with shown() as progress:
+        found = evaluate_runs(runs, arch_csv=arch, calibration=constants, anchor=anchor, progress=progress)
     if as_json:
-        click.echo(json.dumps(_plain(found.to_json()), indent=1))
-        return
-    _print_evaluation(found)
-
-
-def _print_evaluation(found: Evaluation) -> None:
-    for name, value in found.overall.items():
-        if math.isfinite(value):
-            click.echo(f"{name:34} {value:.4g}")
-    if found.overall["num_measured"]:
-        for title in ("by_source", "by_gpu", "by_layout"):
-            click.echo(f"\n{title}\n{_table(getattr(found, title))}")
-        sweeps = _table(found.sweeps) if len(found.sweeps) else "No sweep_id has four measured runs or more, so no ranking was judged."
-        click.echo(f"\nsweeps\n{sweeps}")
+        click.echo(json.dumps(thawed(frozen(found.to_json())), indent=1, allow_nan=False))
     else:
-        click.echo("\nNo row has a measured step time, so only memory was compared.")
-    if found.memory["num_measured"]:
-        click.echo("\npeak memory\n" + "\n".join(f"{name:34} {value:.4g}" for name, value in found.memory.items()))
-    else:
-        click.echo("\nNo row has a measured peak memory (peak_mem_gib), so only times were compared.")
+        print_blocks(evaluation_blocks(found, constants), report_console())
 
 
 @click.command(short_help="Refit the constants on your RUNS.csv.")
@@ -86,17 +71,17 @@ def calibrate(runs: str, out: str, arch: str | None, calibration: str | None) ->
     """Refit the constants on your own measured RUNS.csv, staying near the shipped ones; says by cross-validation whether it helps."""
     from advisor.assemble import read_calibration
     from advisor.measure.calibrate import calibrate_runs
+    from advisor.report.terminal import print_blocks, report_console
+    from advisor.runs_report import calibration_blocks
     from cost_models import calibration_toml
 
     check_output(out, runs, arch, calibration)
-    result = calibrate_runs(runs, arch_csv=arch, calibration=read_calibration(calibration))
+    constants = read_calibration(calibration)
+    with shown() as progress:
+        result = calibrate_runs(runs, arch_csv=arch, calibration=constants, progress=progress)
     write_text(Path(out), calibration_toml(result.calibration))
-    after = "after, on runs left out" if result.num_runs > 1 else "after, on the run itself"
-    for word, error in (("before", result.error_before), (after, result.error_after)):
-        click.echo(f"{word:24} " + "  ".join(f"{name} {value:.1%}" for name, value in error.items()))
-    if len(result.moved):
-        click.echo(_table(result.moved))
-    click.echo(f"refitted on {counted(result.num_runs, 'run')}, written to {out}; use it with --calibration {out}")
+    print_blocks(calibration_blocks(result), report_console())
+    click.echo(f"\nrefitted on {counted(result.num_runs, 'run')}, written to {out}; use it with --calibration {shlex.quote(out)}")
 
 
 def check_output(out: str, *inputs: str | None) -> None:
@@ -114,30 +99,20 @@ def check_output(out: str, *inputs: str | None) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole, or not at all.
+    """Write a file whole, or not at all. What a link points to is written, and a device or pipe is written to, not replaced.
 
     Raises:
         AdvisorError: it can't be written.
     """
-    part = path.with_name(f".{path.name}.part")
+    target = path.resolve()
+    part = target.with_name(f".{target.name}.part")
     try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf8")
+            return
         part.write_text(text, encoding="utf8")
-        part.replace(path)
+        part.replace(target)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        if part.is_file():
+            part.unlink()
         raise AdvisorError(f"{path} can't be written ({error.strerror}).", hint="Choose another file with -o.") from error
-
-
-def _table(frame: pd.DataFrame) -> str:
-    return frame.to_string(float_format=lambda v: f"{v:.4g}", max_rows=60)
-
-
-def _plain(value: Any) -> Any:
-    """JSON without NaN and numpy scalars."""
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_plain(v) for v in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    return None if isinstance(value, float) and math.isnan(value) else value

@@ -6,7 +6,7 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -14,12 +14,13 @@ import click
 
 from advisor.errors import AdvisorError
 from advisor.options import ENGINE_NAMES
+from advisor.progress import shown
 
 _NOTHING_RAN = 3  # exit status
 _LEAST_STEPS = 4
 
 
-@click.command()
+@click.command(short_help="Run the plans of ADVICE_DIR here and compare.")
 @click.argument("advice_dir", metavar="ADVICE_DIR")
 @click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--plan", type=int, metavar="K", help="Rank of the only plan to verify; default: all that have files.")
@@ -38,6 +39,7 @@ def verify(  # noqa: PLR0917 - click passes them by name
     that loses a rank must resume from its checkpoint. Exit status 1 where something failed, 3 where nothing could be run
     here. Arguments after -- go to the script in place of the plan's own.
     """
+    from advisor.report.plain import frozen, thawed
     from advisor.report.terminal import report_console
     from advisor.verify import Request, verify_advice
     from advisor.verify.table import print_verdicts
@@ -48,11 +50,11 @@ def verify(  # noqa: PLR0917 - click passes them by name
         raise AdvisorError(
             f"--steps must be at least {_LEAST_STEPS}, not {steps}: one to warm up, one to count collectives in, two to time."
         )
-    with _stopping_once(), _progress() as progress:
+    with _stopping_once(), shown(lines=True) as progress:
         request = Request(engine=engine or "", num_processes=nproc, num_steps=steps, args=script_args, progress=progress)
         verdicts = verify_advice(Path(advice_dir), request, plan)
     if as_json:
-        click.echo(json.dumps({"plans": [v.to_json() for v in verdicts]}, indent=1))
+        click.echo(json.dumps({"plans": [thawed(frozen(v.to_json())) for v in verdicts]}, indent=1, allow_nan=False))
     else:
         print_verdicts(verdicts, report_console())
     if any(v.failed for v in verdicts):
@@ -78,15 +80,3 @@ def _stopping_once() -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """What is being run, on stderr: a spinner on a terminal, else a line each."""
-    if not sys.stderr.isatty():
-        yield lambda text: click.echo(f"advise: {text}", err=True)
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("starting") as status:
-        yield status.update

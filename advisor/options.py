@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numbers
+import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -34,9 +36,9 @@ class ProfileOptions:
     def __post_init__(self) -> None:
         _one_of("capture", self.capture, CAPTURES)
         _positive("profile-timeout", self.profile_timeout)
-        _positive("batch-size", self.batch_size, whole=True)
+        object.__setattr__(self, "batch_size", _count("batch-size", self.batch_size))
         _text("entry", self.entry)
-        if isinstance(self.args, str) or not all(isinstance(a, str) for a in self.args):
+        if not isinstance(self.args, list | tuple) or not all(isinstance(a, str) for a in self.args):
             raise AdvisorError(f"args is a list of strings, not {self.args!r}.", hint='Write args=["--batch-size", "8"].')
 
 
@@ -64,14 +66,14 @@ class PlanOptions:
         if self.precision is not None:
             _one_of("precision", self.precision, PRECISIONS)
         for name in ("gpus_per_node", "nodes", "global_batch", "plans"):
-            _positive(name.replace("_", "-"), getattr(self, name), whole=True)
+            object.__setattr__(self, name, _count(name.replace("_", "-"), getattr(self, name)))
         if self.global_batch is not None and self.global_batch > _LARGEST_BATCH:
             raise AdvisorError(
                 f"--global-batch {self.global_batch} is more than {_LARGEST_BATCH:,} samples.", hint="Count samples, not tokens."
             )
         for name in ("gpu", "intra", "inter", "cluster", "optimizer", "calibration"):
             _text(name, getattr(self, name))
-        if isinstance(self.engine, str) or not all(isinstance(name, str) for name in self.engine):
+        if not isinstance(self.engine, list | tuple) or not all(isinstance(name, str) for name in self.engine):
             raise AdvisorError(f"engine is a list of names, not {self.engine!r}.", hint='Write engine=["fsdp2"].')
         for name in self.engine:
             _one_of("engine", name, ENGINE_NAMES)
@@ -107,13 +109,18 @@ def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def _positive(name: str, value: object, *, whole: bool = False) -> None:
-    if value is None:
-        return
-    kinds = int if whole else (int, float)
-    if not isinstance(value, kinds) or isinstance(value, bool):
+    if not isinstance(value, numbers.Integral if whole else numbers.Real) or isinstance(value, bool):
         raise AdvisorError(f"--{name} must be a {'whole ' if whole else ''}number, not {value!r}.")
-    if not value > 0:
-        raise AdvisorError(f"--{name} must be above 0, not {value:g}.")
+    if not float(value) > 0:
+        raise AdvisorError(f"--{name} must be above 0, not {float(value):g}.")
+
+
+def _count(name: str, value: object) -> int | None:
+    """A whole number above 0, also one of NumPy's; None where none is given."""
+    if value is None:
+        return None
+    _positive(name, value, whole=True)
+    return operator.index(value)  # type: ignore[arg-type]
 
 
 def _text(name: str, value: object) -> None:

@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from advisor.errors import AdvisorError
 from advisor.options import PlanOptions, ProfileOptions, split_options
+from advisor.progress import Progress, quiet
 
 if TYPE_CHECKING:
     from advisor.profiling.schema import StepProfile
     from advisor.report.report import Report
-
-Progress = Callable[[str], None]
-
-
-def quiet(_: str) -> None:
-    """The progress of a program that shows none."""
 
 
 def profile(script: str | Path, *, progress: Progress = quiet, **options: Any) -> StepProfile:
@@ -46,6 +41,12 @@ def plan(step: StepProfile, *, progress: Progress = quiet, **options: Any) -> Re
     Raises:
         AdvisorError: unknown hardware, or no plan fits.
     """
+    from advisor.profiling.schema import StepProfile
+
+    if not isinstance(step, StepProfile):
+        raise AdvisorError(
+            f"plan() takes what profile() returns, not {step!r}.", hint="Write advisor.plan(advisor.profile(SCRIPT_OR_FOLDER))."
+        )
     _, planning = split_options(options)
     return _plan(step, planning, progress)[0]
 

@@ -20,8 +20,8 @@ def shown(*, lines: bool = False) -> Iterator[Progress]:
     Args:
         lines: whether a stderr that is no terminal gets a line each time; otherwise nothing.
     """
-    if not sys.stderr.isatty():
-        yield (lambda text: print(f"advise: {text}", file=sys.stderr, flush=True)) if lines else quiet
+    if sys.stderr is None or not sys.stderr.isatty():  # None: it was closed
+        yield (lambda text: print(f"advise: {text}", file=sys.stderr, flush=True)) if lines and sys.stderr else quiet
         return
     from rich.console import Console
     from rich.text import Text

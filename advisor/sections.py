@@ -67,11 +67,18 @@ def memory_section(alone: Candidate, step: StepProfile, cluster: Cluster) -> dic
 
 
 def plan_entries(
-    request: Request, result: SearchResult, launch_lines: Mapping[int, str], why_no_launch: str, check_lines: Mapping[int, str]
+    request: Request, result: SearchResult, starts: Mapping[int, Mapping[str, str]], why_no_launch: str, check_lines: Mapping[int, str]
 ) -> tuple[PlanEntry, ...]:
-    """Ranked plans; those with files have a launch line and one that checks them, by rank, and a folder."""
-    first = min((rank for rank, line in launch_lines.items() if line), default=None)
-    silent = [f"{why_no_launch} Plan {first} is the best one with files." if first else why_no_launch] if why_no_launch else []
+    """Ranked plans.
+
+    Args:
+        request: what was asked.
+        result: what was found.
+        starts: by rank of each plan with files, the commands that start it by engine, the one it was priced for first.
+        why_no_launch: a sentence on why nothing starts the first plan; empty where something does.
+        check_lines: by rank, the command that checks a plan.
+    """
+    silent = _what_to_do_instead(result, starts, why_no_launch)
     return tuple(
         PlanEntry(
             rank=i,
@@ -79,12 +86,32 @@ def plan_entries(
             plan=plan_mapping(c.plan),
             estimate=estimate_mapping(c, request),
             reasons=(*c.reasons, *(silent if i == 1 else [])),
-            launch=launch_lines.get(i, ""),
-            folder=f"plan-{i}" if i in launch_lines else "",
+            folder=f"plan-{i}" if i in starts else "",
             check=check_lines.get(i, ""),
+            no_files=c.no_files,
+            **_launches(starts.get(i, {})),
         )
         for i, c in enumerate(result.candidates, start=1)
     )
+
+
+def _launches(starts: Mapping[str, str]) -> dict[str, str]:
+    """The line to paste, what it needs beside PyTorch, and if it needs something the line of an engine that doesn't."""
+    from advisor.engines.launch import PACKAGES
+
+    engine = next(iter(starts), "")
+    needs = PACKAGES.get(engine, "")
+    plain = next((line for name, line in starts.items() if name not in PACKAGES), "") if needs else ""
+    return {"launch": starts.get(engine, ""), "launch_needs": needs, "launch_plain": plain}
+
+
+def _what_to_do_instead(result: SearchResult, starts: Mapping[int, Mapping[str, str]], why_no_launch: str) -> list[str]:
+    """Sentences for a first plan that nothing starts."""
+    if not why_no_launch:
+        return []
+    own = " Its files are for your own loop, and plan-1/README.md says how." if not result.candidates[0].no_files else ""
+    first = min((rank for rank, lines in starts.items() if lines), default=None)
+    return [why_no_launch + own + (f" Plan {first} is the best one that starts as it is." if first else "")]
 
 
 def plan_mapping(plan: Plan) -> dict[str, Any]:

@@ -106,6 +106,8 @@ def why_not_run(inp: EngineInput, facts: ScriptFacts, *, engine: str) -> str:
 
     `parallelize.py` and `ds_config.json` can be used in the user's own loop all the same.
     """
+    if "cuda:1" in facts.strings or any(h.get("id") == "two-device-split" for h in inp.meta.hazards):
+        return "the script places its model on cuda:1 or on several devices by itself; undo that first"
     if inp.form == "functions":
         return _why_not_functions(inp, facts, engine)
     if inp.form != "script":
@@ -122,7 +124,6 @@ def why_not_run(inp: EngineInput, facts: ScriptFacts, *, engine: str) -> str:
         (meta.num_optimizers > 1, f"the script has {meta.num_optimizers} optimizers; parallelise each of its models with parallelize.py"),
         (meta.optimizer == "hand-written", "the script updates its weights by hand; give it a torch.optim optimizer first"),
         (meta.optimizer == "lbfgs" or facts.steps_with_closure, "its optimizer evaluates the model again inside a step"),
-        ("cuda:1" in facts.strings, "the script places parts of its model on cuda:1 by itself; undo that first"),
         ("compile" in facts.names and "torch" in facts.names, "the script calls torch.compile; compile after parallelize(model) instead"),
         (rest != 0 or turns == 0, f"the script accumulates over {meta.accumulation} backward passes and the plan over {plan.num_microbatches}: "
          "set the script's own accumulation to 1"),

@@ -40,6 +40,18 @@ def engines_for(plan: Plan, model: Mapping[str, Any], *, wanted: Sequence[str] =
     return [Support(engine=title, supported=not reason, reason=reason) for title, reason in reasons]
 
 
+def why_no_engine(plan: Plan, model: Mapping[str, Any], *, wanted: Sequence[str] = ()) -> str:
+    """A clause on why no engine of those wanted writes files for the plan, in the words of the one that comes nearest; "" where one does."""
+    supports = engines_for(plan, model, wanted=wanted)
+    if any(s.supported for s in supports):
+        return ""
+    asked = [e for e in ENGINES if e.NAME in wanted or not wanted]
+    priced_for = [e.TITLE for e in asked if plan.runtime in e.RUNTIMES] or [asked[0].TITLE]
+    nearest = priced_for[-1] if plan.pp_degree > 1 else priced_for[0]  # of PyTorch's own, pipelines come after tensors
+    reason = next(s.reason for s in supports if s.engine == nearest)
+    return f"no engine {'asked for' if wanted else 'here'} writes it ({nearest}: {reason})"
+
+
 def _able(inp: EngineInput) -> list[Engine]:
     """Engines that are wanted and can express the plan, the one it was priced for first."""
     able = [e for e in ENGINES if (e.NAME in inp.engines or not inp.engines) and not e.supports(inp.plan, inp.model)]

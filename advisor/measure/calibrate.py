@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from advisor.errors import AdvisorError
 from advisor.measure.fit import BY_FAMILY, Parameter, Problem, fit, make_problem, to_calibration
 from advisor.measure.memory_eval import cross_validated_memory, memory_runs
 from advisor.measure.runs import RunTable, read_runs
+from advisor.progress import Progress, quiet
 from advisor.words import counted
 from cost_models import Calibration, load_calibration
 from cost_models.terms.memory_traits import MemoryConstants
@@ -47,24 +49,27 @@ class CalibrationResult:
 
 
 def calibrate_runs(
-    source: str | Path | pd.DataFrame, *, arch_csv: str | Path | None = None, calibration: Calibration | None = None
-) -> CalibrationResult:
+    source: str | Path | pd.DataFrame, *, arch_csv: str | Path | None = None, calibration: Calibration | None = None,
+    progress: Progress = quiet,
+) -> CalibrationResult:  # fmt: skip
     """Fit the factors of the runtimes and GPU families in a table of measured runs, and the memory constants where memory was measured.
 
     Args:
         source: CSV file or frame with the columns of `runs.csv`.
         arch_csv: shapes of the models named.
         calibration: constants to start from and to stay near; the shipped ones by default.
+        progress: told what is being done.
 
     Raises:
         AdvisorError: unreadable, or no run with a measured step time or memory.
     """
-    runs, base = read_runs(source, arch_csv), calibration or load_calibration()
+    runs, base = read_runs(source, arch_csv, progress=progress), calibration or load_calibration()
     timed, weighed = (np.flatnonzero(np.isfinite(values) & runs.states_batch) for values in (runs.step_time_s, runs.peak_mem_gib))
     if not len(timed) and not len(weighed):
         raise AdvisorError(
             "No run in the table has both a price and a measured step time or memory.", hint="See `skipped_reason` of `advise predict`."
         )
+    progress(f"refitting on {counted(len(np.union1d(timed, weighed)), 'run')}")
     time = calibrate_table(runs.take(timed), base) if len(timed) else None
     memory = _calibrate_memory(runs, base) if len(weighed) else None
     parts = [part for part in (time, memory) if part]
@@ -74,7 +79,7 @@ def calibrate_runs(
         error[_OWN_ERROR] = time.error_after["median_error_share"]
     named = dataclasses.replace(
         time.calibration if time else base, memory=memory.calibration.memory if memory else base.memory,
-        name=f"{base.name}, refitted on {counted(num_runs, 'run')}", data={**base.data, "num_own_runs": num_runs}, error=error,
+        name=f"{base.name}, refitted on {counted(num_runs, 'run')}", data={**base.data, "num_own_runs": num_runs, "refitted_on": date.today().isoformat()}, error=error,
     )  # fmt: skip
     before, after = ({k: v for part in parts for k, v in figures(part).items()} for figures in (_before, _after))
     moved = pd.concat([part.moved for part in parts], ignore_index=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ import pandas as pd
 from advisor.errors import AdvisorError
 from advisor.measure.predict import GIB, estimate_runs, published_memory_bytes
 from advisor.measure.runs import RunTable, read_runs
-from cost_models import Calibration
+from advisor.progress import Progress, quiet
+from advisor.words import counted
+from cost_models import Calibration, load_calibration
 from cost_models.types import FloatArray
 
 _FEWEST_FOR_MEAN = 3  # sources with fewer runs don't count in the mean of medians
@@ -38,32 +40,38 @@ class Evaluation:
 
 
 def evaluate_runs(
-    source: str | Path | pd.DataFrame, *, arch_csv: str | Path | None = None, calibration: Calibration | None = None, anchor: bool = False
-) -> Evaluation:
+    source: str | Path | pd.DataFrame, *, arch_csv: str | Path | None = None, calibration: Calibration | None = None, anchor: bool = False,
+    progress: Progress = quiet,
+) -> Evaluation:  # fmt: skip
     """Price a table of runs and compare with what was measured.
 
     Args:
         source: CSV file or frame with the columns of `runs.csv`.
         arch_csv: shapes of the models named.
-        calibration: constants; the shipped ones by default. The shipped ones were fitted on published runs: their error on those
-            is not a held-out error.
+        calibration: constants; the shipped ones by default. Their error on runs of the sources that they were fitted on is no held-out
+            error: `num_fitted_source_runs` of `overall` counts them, and `other_median_error_share` is the error of the others.
         anchor: as in `predict_runs`.
+        progress: told what is being done.
 
     Raises:
         AdvisorError: unreadable, or no row has both a price and a measured time.
     """
-    runs = read_runs(source, arch_csv)
+    runs = read_runs(source, arch_csv, progress=progress)
     measured = np.flatnonzero(np.isfinite(runs.step_time_s) | np.isfinite(runs.peak_mem_gib))
     if not len(measured):
         hint = "See `skipped_reason` of `advise predict`."
         if len(runs):
             hint = "Fill in step_time_s, tokens_per_s_per_gpu, samples_per_s_total or peak_mem_gib."
         raise AdvisorError(f"None of the {len(runs.frame)} rows has both a price and a measurement.", hint=hint)
+    progress(f"pricing {counted(len(runs), 'row')}")
     prices = estimate_runs(runs, calibration=calibration, anchor=anchor)
-    return _evaluation(runs, prices.step_time_s, (prices.low_s, prices.high_s), published_memory_bytes(runs, calibration) / GIB)
+    memory_gib, fitted = published_memory_bytes(runs, calibration) / GIB, (calibration or load_calibration()).data.get("sources", ())
+    return _evaluation(runs, prices.step_time_s, (prices.low_s, prices.high_s), memory_gib, fitted)
 
 
-def _evaluation(runs: RunTable, predicted_s: FloatArray, interval: tuple[FloatArray, FloatArray], memory_gib: FloatArray) -> Evaluation:
+def _evaluation(
+    runs: RunTable, predicted_s: FloatArray, interval: tuple[FloatArray, FloatArray], memory_gib: FloatArray, fitted_sources: Sequence[str]
+) -> Evaluation:
     timed = np.isfinite(runs.step_time_s)
     table = error_table(runs, predicted_s)[timed]
     inside = (interval[0] <= runs.step_time_s) & (runs.step_time_s <= interval[1])
@@ -75,6 +83,7 @@ def _evaluation(runs: RunTable, predicted_s: FloatArray, interval: tuple[FloatAr
         "num_measured": int(timed.sum()),
         **error_figures(table),
         "interval_share": share,
+        **_in_sample(table, fitted_sources),
     }
     if len(sweeps):
         overall |= {"mean_regret_share": float(sweeps.regret.mean()), "median_spearman": float(sweeps.spearman.median())}
@@ -87,6 +96,13 @@ def _evaluation(runs: RunTable, predicted_s: FloatArray, interval: tuple[FloatAr
         overall=overall, by_source=grouped(table, "source"), by_gpu=grouped(table, "gpu"), by_layout=grouped(table, "layout"), sweeps=sweeps,
         memory=memory,
     )  # fmt: skip
+
+
+def _in_sample(table: pd.DataFrame, fitted_sources: Sequence[str]) -> dict[str, float]:
+    """How many measured runs are of sources that the constants were fitted on, and the median error of the others where there are some."""
+    known = table["source"].isin(list(fitted_sources))
+    others = {} if known.all() else {"other_median_error_share": float(table.error[~known].median())}
+    return {"num_fitted_source_runs": int(known.sum()), **others}
 
 
 def error_table(runs: RunTable, predicted_s: FloatArray) -> pd.DataFrame:

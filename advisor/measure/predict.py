@@ -11,6 +11,8 @@ import pandas as pd
 
 from advisor.measure.memory_eval import PUBLISHED
 from advisor.measure.runs import RunTable, read_runs
+from advisor.progress import Progress, quiet
+from advisor.words import counted
 from cost_models import Calibration, estimate_rows
 from cost_models.terms.memory import memory_costs_rows
 from cost_models.types import Estimates, FloatArray, Workload
@@ -23,8 +25,9 @@ PREDICTED_COLUMNS = (
 
 
 def predict_runs(
-    source: str | Path | pd.DataFrame, *, arch_csv: str | Path | None = None, calibration: Calibration | None = None, anchor: bool = False
-) -> pd.DataFrame:
+    source: str | Path | pd.DataFrame, *, arch_csv: str | Path | None = None, calibration: Calibration | None = None, anchor: bool = False,
+    progress: Progress = quiet,
+) -> pd.DataFrame:  # fmt: skip
     """The table with predictions added; measured columns are ignored.
 
     Args:
@@ -32,6 +35,7 @@ def predict_runs(
         arch_csv: shapes of the models named.
         calibration: constants; the shipped ones by default.
         anchor: correct runs on several GPUs by the measured single-GPU run of the same model on the same GPU, where the table has one.
+        progress: told what is being done.
 
     Returns:
         All rows in order with PREDICTED_COLUMNS. The step is that of the row's global batch, or of the one named in `assumed`, and
@@ -41,13 +45,14 @@ def predict_runs(
     Raises:
         AdvisorError: the table can't be read.
     """
-    runs = read_runs(source, arch_csv)
+    runs = read_runs(source, arch_csv, progress=progress)
     out = runs.frame.copy()
     for name in PREDICTED_COLUMNS:
         out[name] = pd.Series([None] * len(out), dtype=object)
     reasons = pd.Series([runs.skipped.get(i, "") for i in range(len(out))], dtype=object)
     out["skipped_reason"] = reasons.to_numpy()
     if len(runs):
+        progress(f"pricing {counted(len(runs), 'row')}")
         _fill(out, runs, estimate_runs(runs, calibration=calibration, anchor=anchor), published_memory_bytes(runs, calibration))
     numeric = [c for c in PREDICTED_COLUMNS if c.endswith(("_s", "_gib", "_mfu"))]
     out[numeric] = out[numeric].apply(pd.to_numeric)

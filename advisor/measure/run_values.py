@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 Record = Mapping[str, Any]
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?")
 _WORDS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 
 
@@ -31,7 +33,7 @@ class Fields:
         """A finite number, 0 or more; None where the cell is blank, or holds something else, which is then named among what was assumed."""
         text = self.text(name)
         try:
-            value = _WORDS[text.lower()] if text.lower() in _WORDS else float(text)
+            value = _WORDS[text.lower()] if text.lower() in _WORDS else float(without_thousands(text))
         except ValueError:
             value = math.nan
         if math.isfinite(value) and value >= 0:
@@ -47,6 +49,11 @@ class Fields:
             self.assumed.append(name)
             return default
         return value
+
+
+def without_thousands(text: str) -> str:
+    """A number without the commas that part its thousands: "1,024" is "1024"; any other comma stays."""
+    return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
 
 
 def is_number(value: object) -> bool:

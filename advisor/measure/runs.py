@@ -7,6 +7,7 @@ is named in `assumed`; a row that can't be priced gets a reason in `skipped`. Me
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,13 @@ import pandas as pd
 from advisor.errors import AdvisorError
 from advisor.measure.run_fields import RowReader
 from advisor.measure.run_layout import ReadRow, fill_open
-from advisor.measure.run_values import Skip
+from advisor.measure.run_values import Skip, without_thousands
 from advisor.progress import Progress, quiet
 from cost_models.types import Cluster, FloatArray, IntArray, Plan, PlanTable, Workload
 
 #: Columns that make a row a run; all others may be missing.
 REQUIRED_COLUMNS = ("model_name", "gpu", "n_gpus")
+_SHOWN_COLUMNS = 8  # named where some are missing
 #: What was measured: never read for a prediction.
 MEASURED_COLUMNS = ("step_time_s", "tokens_per_s_per_gpu", "samples_per_s_total", "tflops_per_gpu", "mfu", "peak_mem_gib", "oom")
 
@@ -76,7 +78,8 @@ def read_runs(source: str | Path | pd.DataFrame, arch_csv: str | Path | None = N
     frame = source.reset_index(drop=True) if isinstance(source, pd.DataFrame) else _read_csv(source)
     missing = [c for c in REQUIRED_COLUMNS if c not in frame]
     if missing:
-        raise AdvisorError(f"The table of runs has no column {', '.join(missing)}.", hint="See the README for the columns.")
+        has = ", ".join(str(c).strip() for c in frame.columns[:_SHOWN_COLUMNS]) + (", ..." if len(frame.columns) > _SHOWN_COLUMNS else "")
+        raise AdvisorError(f"The table of runs has no column {', '.join(missing)}; it has {has}.", hint="See the README for the columns.")
     reader = RowReader(arch=None if arch_csv is None else _read_arch(arch_csv))
     kept: list[ReadRow] = []
     skipped: dict[int, str] = {}
@@ -129,7 +132,10 @@ def _numbers(frame: pd.DataFrame, name: str) -> FloatArray:
     """A column as numbers, NaN where it has none or isn't there."""
     if name not in frame:
         return np.full(len(frame), np.nan)
-    return pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=np.float64)
+    column = frame[name]
+    if not pd.api.types.is_numeric_dtype(column):
+        column = column.map(lambda value: without_thousands(value.strip()) if isinstance(value, str) else value)
+    return pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64)
 
 
 def _read_arch(path: str | Path) -> pd.DataFrame:
@@ -142,7 +148,19 @@ def _read_arch(path: str | Path) -> pd.DataFrame:
 
 
 def _read_csv(path: str | Path) -> pd.DataFrame:
+    """A table whose columns are parted by commas, semicolons or tabs; spaces around their names are dropped."""
     try:
-        return pd.read_csv(path, low_memory=False, index_col=False)  # a comma more at a row's end must not shift its columns
-    except (OSError, ValueError, UnicodeDecodeError) as error:
+        frame = _parted_by(",", path)
+        others = [mark for mark in (";", "\t") if len(frame.columns) == 1 and mark in str(frame.columns[0])]
+        frame = _parted_by(others[0], path) if others else frame
+    except UnicodeDecodeError as error:
+        raise AdvisorError(f"{path} is no text in UTF-8 ({error}).", hint="Save the table as CSV in UTF-8.") from error
+    except (OSError, ValueError) as error:
         raise AdvisorError(f"{path} can't be read as a CSV table ({error}).", hint="Give a CSV file with one run per row.") from error
+    return frame.rename(columns=lambda name: str(name).strip())
+
+
+def _parted_by(mark: str, path: str | Path) -> pd.DataFrame:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pd.errors.ParserWarning)  # a comma more at a row's end must not shift its columns
+        return pd.read_csv(path, low_memory=False, index_col=False, sep=mark, skipinitialspace=True)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from advisor.report.breakdowns import memory_block, scaling_block, slower_than, time_block
-from advisor.report.format import count, gib, gib_with_unit, interval, per_second, percent, seconds, with_prefix
+from advisor.report.format import gib, gib_with_unit, interval, per_second, percent, seconds
 from advisor.report.report import FindingEntry, PlanEntry, RejectedEntry, Report
-from advisor.report.text import TIE, Block, Column, Command, Line, Number, Piece, Table, joined, provenance
+from advisor.report.text import Block, Column, Command, Line, Number, Piece, Table, joined
 from advisor.words import counted
 
 #: Rows of a table that the terminal shows; the files hold all.
@@ -33,123 +33,38 @@ def blocks(report: Report, most_rows: int | None = None) -> tuple[Block, ...]:
     )  # fmt: skip
 
 
-def header(report: Report) -> tuple[Line, ...]:
-    """Who was looked at, on what cluster, and where the numbers come from."""
-    return tuple(line for line in (_model_line(report), _cluster_line(report), _sources_line(report)) if line)
-
-
-def _model_line(report: Report) -> Line:
-    model = report.model
-    return joined([
-        (str(report.inputs.get("script", "")).rsplit("/", 1)[-1],), (str(model.get("class") or model.get("name") or ""),), _params(model),
-        (", ".join(str(model[k]) for k in ("optimizer", "precision") if model.get(k)),), _batch(model),
-    ])  # fmt: skip
-
-
-def _params(model: Mapping[str, Any]) -> Line:
-    total, trainable, tied = model.get("num_params"), model.get("num_trainable_params"), model.get("tied")
-    if total is None:
-        return ()
-    ties = f"{len(tied)} tied" if tied else "none tied"
-    trained = "all trainable" if trainable == total else f"{count(trainable)} trainable"
-    return (Number(count(total), "traced"), f" parameters ({trained}, {ties})")
-
-
-def _batch(model: Mapping[str, Any]) -> Line:
-    batch, seq_len = model.get("batch_size"), model.get("seq_len")
-    if not batch:
-        return ()
-    return (f"{batch:,}{TIE}×{TIE}{int(seq_len):,} tokens a micro-batch" if seq_len else f"{counted(batch, 'sample')} a micro-batch",)
-
-
-def cluster_figure(report: Report, name: str) -> Any:
-    """The value of a figure of the cluster; None if it isn't told."""
-    figure = report.cluster.get(name)
-    return figure.get("value") if isinstance(figure, Mapping) else figure
-
-
-def _cluster_line(report: Report) -> Line:
-    nodes, per_node = cluster_figure(report, "num_nodes"), cluster_figure(report, "gpus_per_node")
-    device = cluster_figure(report, "device")
-    if not device:
-        return ()
-    size: Line = (f"{counted(nodes, 'node')} of {per_node}", *_how(report, "gpus_per_node"), " × ") if nodes and per_node else ()
-    links = [_link(report, "intra", "a GPU in the node")] if per_node != 1 else []
-    links += [_link(report, "inter", "a node between nodes")] if nodes and nodes > 1 else []
-    return ("cluster: ", *joined([(*size, str(device), *_how(report, "device")), *links]))
-
-
-def _link(report: Report, which: str, where: str) -> Line:
-    name, rate = cluster_figure(report, f"{which}_link"), cluster_figure(report, f"{which}_bytes_per_s")
-    if not name and not rate:
-        return ()
-    source = _source(report, f"{which}_bytes_per_s")
-    rate_text: Line = (" ", Number(with_prefix(rate, "B/s"), source)) if rate else ()
-    return (f"{name or 'link'}", *rate_text, f" {where}")
-
-
-def _source(report: Report, name: str) -> str:
-    figure = report.cluster.get(name)
-    return provenance(figure.get("source") if isinstance(figure, Mapping) else None)
-
-
-def _how(report: Report, name: str) -> Line:
-    return (" (assumed)",) if _source(report, name) == "assumed" else ()
-
-
-def _sources_line(report: Report) -> Line:
-    profile, accuracy = report.profile, report.accuracy
-    device = profile.get("device")
-    how = str(profile.get("source") or "unknown") + (f" on {device}" if device else ", no device used")
-    step: Line = ("step: ", how)
-    if profile.get("step_time_s"):
-        step = (*step, ", ", Number(seconds(profile["step_time_s"]), "measured"))
-    return joined([step, _accuracy(accuracy)])
-
-
-def _accuracy(accuracy: Mapping[str, Any]) -> Line:
-    """What the prices rest on, and the error that a user should expect of them."""
-    fitted = f"fitted on {counted(accuracy['num_runs'], 'measured run')}, " if accuracy.get("num_runs") else ""
-    return (f"prices: {_refit(accuracy)}{fitted}{_unseen_error(accuracy)}",)
-
-
-def _refit(accuracy: Mapping[str, Any]) -> str:
-    """The user's own calibration, which starts from the shipped one."""
-    if not accuracy.get("file"):
-        return ""
-    runs = f", refitted on {counted(accuracy['num_own_runs'], 'run')} of yours" if accuracy.get("num_own_runs") else ""
-    own = accuracy.get("own_runs_median_share")
-    error = f" (left out in turn: median error {percent(own)})" if own is not None else ""
-    return f"{str(accuracy['file']).rsplit('/', 1)[-1]}{runs}{error}; before that "
-
-
-def _unseen_error(accuracy: Mapping[str, Any]) -> str:
-    """The error on runs of a source the fit had not seen; on unseen models where only that is known."""
-    if accuracy.get("unseen_source_median_share") is not None:
-        return f"error on an unseen source {percent(accuracy['unseen_source_median_share'])} (mean of the sources' medians)"
-    if accuracy.get("unseen_model_median_share") is None:
-        return "error not known"
-    most = accuracy.get("unseen_model_p90_share")
-    spread = f", 90% within {percent(most)}" if most is not None else ""
-    return f"median error {percent(accuracy['unseen_model_median_share'])} on unseen models{spread}"
-
-
 def use_this(report: Report) -> Block:
     """The recommended plan: what it is, what it takes and gives, and the lines to paste."""
     goal = _GOALS.get(str(report.inputs.get("objective")), "the first choice")
-    how = f"{goal}; paste the launch line"
+    how = f"{goal}; paste the launch line" if report.plans and report.plans[0].launch else goal
     if not report.plans:
         return Block(key="use-this", title="USE THIS", how_to_read=how, headline="No plan fits this cluster.", lines=_closest(report))
     best = report.plans[0]
     written = bool(report.files)  # a line to paste is of use only when its files are there
-    commands = [Command(text=best.launch)] if written and best.launch else []
-    commands += [Command(text=best.check, label="check it first")] if written and best.check else []
+    commands = _commands(report) if written else []
     sentences = [reason for reason in best.reasons if reason.endswith(".")]
     phrases = [reason for reason in best.reasons if reason not in sentences]
     reasons: list[Line] = [("; ".join(phrases),)] if phrases else []
     reasons += [(sentence,) for sentence in sentences]
     return Block(key="use-this", title="USE THIS", how_to_read=how, headline=f"{best.label}{_batches(best)}",
                  lines=(joined(estimate_items(best)), *reasons), commands=tuple(commands))  # fmt: skip
+
+
+def _commands(report: Report) -> list[Command]:
+    """Lines to paste: what starts the plan, and where nothing does what starts the next plan that can be started."""
+    best = report.plans[0]
+    commands = [Command(text=best.launch)] if best.launch else []
+    if best.launch_plain:
+        commands.append(
+            Command(text=best.launch_plain, label=f"with PyTorch alone (the line above needs `pip install {best.launch_needs}`)")
+        )
+    if best.check:
+        commands.append(Command(text=best.check, label="check it first"))
+    other = next((p for p in report.plans if p.launch), None)
+    if other and not best.launch:
+        slower = slower_than(other, best)
+        commands.append(Command(text=other.launch, label=f"plan {other.rank}{f', {slower}' if slower else ''}, starts as it is"))
+    return commands
 
 
 def _batches(entry: PlanEntry) -> str:
@@ -225,7 +140,7 @@ def the_others(report: Report, most_rows: int | None) -> Block:
 
 def _plan_row(entry: PlanEntry, best: PlanEntry, num_reasons: int | None) -> tuple[Line, ...]:
     reason = "; ".join(entry.reasons[:num_reasons])
-    if not re.match(r"[+-]\d", reason):
+    if not re.match(r"[+-]?\d", reason):
         reason = ": ".join(part for part in (slower_than(entry, best), reason) if part)
     e = entry.estimate
     return (
@@ -285,4 +200,4 @@ def footer(report: Report) -> tuple[Line, ...]:
     return tuple(lines)
 
 
-__all__ = ["blocks", "cluster_figure", "estimate_items", "fired", "footer", "header", "throughput"]
+__all__ = ["blocks", "estimate_items", "fired", "footer", "throughput"]

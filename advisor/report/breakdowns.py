@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from advisor.report.format import GIB_BYTES, change, count, gib, gib_with_unit, interval, percent, seconds, significant, with_prefix
 from advisor.report.report import Hotspot, PlanEntry, Report, ScalingPoint
 from advisor.report.text import TIE, Block, Column, Line, Number, Table, joined
+from advisor.search.reasons import MANY_TIMES
 from advisor.words import counted
 
 #: Parts of a step and of memory whose name isn't plain English once its underscores are spaces.
@@ -231,6 +232,8 @@ def efficiency(point: ScalingPoint, base: ScalingPoint | None) -> float | None:
 
 
 def slower_than(entry: PlanEntry, best: PlanEntry) -> str:
-    """How much longer a plan's step takes than the recommended one's: "+12.3%"; nothing below half a percent."""
+    """How much longer a plan's step takes than the recommended one's: "+12.3%", "24 times the time"; nothing below half a percent."""
     mine, its = entry.estimate.get("step_time_s"), best.estimate.get("step_time_s")
-    return change(mine / its - 1) if mine and its and abs(mine / its - 1) >= _TIE_SHARE else ""
+    if not mine or not its or abs(mine / its - 1) < _TIE_SHARE:
+        return ""
+    return change(mine / its - 1) if mine / its < MANY_TIMES else f"{mine / its:,.0f} times the time"

@@ -11,9 +11,10 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from advisor.report.blocks import cluster_figure, throughput
+from advisor.report.blocks import throughput
 from advisor.report.breakdowns import largest_first, nonzero_parts, part_name, single_gpu_parts
 from advisor.report.format import GIB_BYTES, gib_with_unit, per_second, percent, seconds, significant, with_prefix
+from advisor.report.heading import cluster_figure
 from advisor.report.report import PlanEntry, Report
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b3a52a", "#8c8c8c")

@@ -70,7 +70,7 @@ def interval(low_s: float | None, high_s: float | None) -> tuple[str, str]:
 def change(share: float | None) -> str:
     """A relative change as "+12.3%" or "-1.20%"."""
     text = percent(share)
-    return f"+{text}" if share is not None and share >= 0 and text != MISSING else text
+    return f"+{text}" if share is not None and share >= 0 and text != MISSING and not text.startswith("<") else text
 
 
 def count(value: float | None) -> str:

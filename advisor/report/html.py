@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from markupsafe import Markup
 
-from advisor.report.blocks import blocks, estimate_items, footer, header
+from advisor.report.blocks import blocks, estimate_items, footer
 from advisor.report.format import MISSING
+from advisor.report.heading import header
 from advisor.report.report import Report
 from advisor.report.tables import cluster_table, findings_table, inputs_table, layers_table
 from advisor.report.text import PROVENANCES, Number, pasteable

@@ -61,6 +61,9 @@ class PlanEntry:
     launch: str = ""  # command line to paste
     folder: str = ""  # below the output folder; "" when no files were written
     check: str = ""  # command line that checks the plan before the long run; "" when there is none
+    launch_needs: str = ""  # what pip must install beside PyTorch for `launch`
+    launch_plain: str = ""  # command line with PyTorch alone, where `launch` needs more; "" where there is none
+    no_files: str = ""  # clause on why no engine has files for it; "" where one has
 
     def __post_init__(self) -> None:
         _freeze_fields(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from typing import TextIO
 
 from rich.console import Console
@@ -11,7 +12,8 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from advisor.report.blocks import MOST_ROWS, blocks, footer, header
+from advisor.report.blocks import MOST_ROWS, blocks, footer
+from advisor.report.heading import header
 from advisor.report.report import Report
 from advisor.report.text import TIE, Block, Column, Command, Line, Table, joined, legend, pasteable, plain_text
 from advisor.words import ASCII_SIGNS
@@ -57,6 +59,13 @@ def render_terminal(report: Report, console: Console) -> None:
     page.blank()
     for line in footer(report):
         page.paragraph(line, indent=1)
+
+
+def print_blocks(shown: Sequence[Block], console: Console) -> None:
+    """Print blocks alone, as the report has them."""
+    page = _Page(console)
+    for block in shown:
+        page.block(block)
 
 
 class _Page:
@@ -132,11 +141,14 @@ class _Page:
         return text
 
     def _list(self, table: Table) -> None:
-        """Each row as a paragraph: first two cells, then the figures with their names, then the last cell."""
+        """Each row as a paragraph: its name (two cells, if the second is no figure), then the figures with their titles, then the text."""
+        columns = table.columns
+        num_names, num_texts = 1 if columns[1].numeric else 2, 0 if columns[-1].numeric else 1
+        inner = slice(num_names, len(columns) - num_texts)
         for row in table.rows:
-            self.paragraph((plain_text(row[0]), "  ", *row[1]), _INDENT, "bold")
-            figures = [(f"{c.title} ", *cell) for c, cell in zip(table.columns[2:-1], row[2:-1], strict=True) if plain_text(cell) != "-"]
-            for figure in (joined(figures), row[-1]):
+            self.paragraph((plain_text(row[0]), *(("  ", *row[1]) if num_names > 1 else ())), _INDENT, "bold")
+            figures = [(f"{c.title} ", *cell) for c, cell in zip(columns[inner], row[inner], strict=True) if plain_text(cell) != "-"]
+            for figure in (joined(figures), *(row[-1:] if num_texts else ())):
                 if figure:
                     self.paragraph(figure, _INDENT + 3)
 

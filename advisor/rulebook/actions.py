@@ -53,6 +53,8 @@ ACTIONS: Mapping[str, str] = MappingProxyType({
     "replicate-ema": "Update the copy from the sharded parameters, or shard it in the same way.",
     "start-from-plain": "Take the script's own wrapper and launch away before using the generated files, or the model is wrapped twice.",
     "mix-frozen": "Shard with fully_shard, or FSDP1 with use_orig_params=True, so that frozen and trained parameters may share a unit.",
+    "undo-placement": "Put the whole model on one device per rank and leave spreading it to the plan, which is priced for that; kept as it is, DDP "
+    "needs device_ids=None and as many GPUs for each rank as the model has devices.",
     "guard-start": "Start the process group inside main(), under `if __name__ == '__main__'`, so that workers don't start it again.",
     "share-cores": "Keep workers per process times GPUs per node below the CPU's cores.",
     "allow-reuse": "Use static_graph=True with DDP for modules called several times; keep them on one stage.",

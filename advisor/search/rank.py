@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +14,7 @@ import cost_models
 from advisor.search.reasons import MEMORY_WORDS, reasons_against
 from advisor.search.space import Space, legal_plans
 from advisor.search.types import Candidate, Rejected, SearchResult
+from advisor.search.written import WhyNoFiles, Written, all_written
 from cost_models.types import Cluster, Estimates, FloatArray, IntArray, Plan, PlanTable, Workload
 
 BoolArray = npt.NDArray[np.bool_]
@@ -43,6 +45,7 @@ class Request:
     space: Space = field(default_factory=Space)
     tp_reason: str = ""  # why the model has no tensor-parallel split, where it has none
     pp_reason: str = ""  # why it has no pipeline stages
+    why_no_files: WhyNoFiles = all_written  # why no engine has files for a plan; such plans are shown but don't lead
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -76,11 +79,9 @@ def search(request: Request, *, num_candidates: int = 10) -> SearchResult:
     if request.cluster.host_memory_bytes:
         fits &= prices.host_memory_bytes <= request.cluster.host_memory_bytes
     order = _order(plans, prices, fits, request.objective)
-    chosen = _distinct(plans, order, num_candidates, objective=request.objective)
-    candidates = tuple(_candidate(plans, prices, i) for i in chosen)
-    if candidates:
-        best = candidates[0]
-        candidates = tuple(_with_reasons(c, best, request) for c in candidates)
+    chosen = _ranked(plans, prices, order, num_candidates, request)
+    candidates = tuple(_candidate(plans, prices, i, no_files=reason) for i, reason in chosen.items())
+    candidates = tuple(_with_reasons(c, candidates, request) for c in candidates)
     rejected = _rejected(plans, prices, fits, request)
     elapsed = time.perf_counter() - start
     return SearchResult(candidates=candidates, rejected=rejected, num_priced=len(plans), search_time_s=elapsed)
@@ -144,18 +145,41 @@ def _order(plans: PlanTable, prices: Estimates, fits: BoolArray, objective: str)
     return by_time
 
 
+def _ranked(plans: PlanTable, prices: Estimates, order: IntArray, limit: int, request: Request) -> dict[int, str]:
+    """Plans to show, best first, with why one has no files. The first has some, unless none of them has."""
+    chosen = _distinct(plans, order, limit, objective=request.objective)
+    measure = prices.high_memory_bytes if request.objective == "memory" else prices.step_time_s
+    files = Written(plans=plans, order=order, strategy=_strategies(plans), measure=measure, why=request.why_no_files, share=AS_IT_IS_SHARE)
+    found = files.chosen(chosen)
+    if list(found) == chosen and not any(found.values()):
+        return found
+
+    def ordered(some: list[int]) -> list[int]:
+        index = np.isin(np.arange(len(plans)), some)
+        return [int(i) for i in _order(plans, prices, index, request.objective)]
+
+    lead = ordered([i for i, reason in found.items() if not reason] or list(found))[:1]
+    others = ordered(list(found)) if request.objective == "memory" else sorted(found, key=lambda i: float(measure[i]))
+    return {i: found[i] for i in [*lead, *others]}
+
+
+def _strategies(plans: PlanTable) -> IntArray:
+    """Numbers that are equal for plans of one strategy: neighbours differ in micro-batch, schedule or recomputation only."""
+    degrees = (plans.tp_degree << 24) + (plans.pp_degree << 8)
+    return np.asarray((_families(plans) << 48) + degrees + (plans.offload << 4) + plans.zero_stage, np.int64)
+
+
 def _distinct(plans: PlanTable, order: IntArray, limit: int, *, objective: str) -> list[int]:
     """The best plans of different strategies, in order.
 
-    Neighbours that differ in micro-batch, schedule or recomputation only are one strategy; a family shows two at most. Offloading only
-    ever buys memory, so where a family fits without it, it is shown without (unless memory is what is asked for).
+    A family shows two at most. Offloading only ever buys memory, so where a family fits without it, it is shown without (unless memory
+    is what is asked for).
     """
     families = _families(plans)
     if objective != "memory":
         roomy = np.unique(families[order[plans.offload[order] == 0]])
         order = order[(plans.offload[order] == 0) | ~np.isin(families[order], roomy)]
-    key = np.stack([families, plans.tp_degree, plans.pp_degree, plans.offload, plans.zero_stage], axis=1)[order]
-    _, first = np.unique(key, axis=0, return_index=True)
+    _, first = np.unique(_strategies(plans)[order], return_index=True)
     chosen = [int(i) for i in order[np.sort(first)]]
     rank_in_family = [sum(families[j] == families[i] for j in chosen[:k]) for k, i in enumerate(chosen)]
     leads = [k for k, rank in enumerate(rank_in_family) if rank == 0]  # the best of each family is always shown
@@ -163,12 +187,13 @@ def _distinct(plans: PlanTable, order: IntArray, limit: int, *, objective: str) 
     return [chosen[k] for k in sorted({*leads, *seconds})] if limit > 1 else chosen[:limit]
 
 
-def _candidate(plans: PlanTable, prices: Estimates, i: int) -> Candidate:
+def _candidate(plans: PlanTable, prices: Estimates, i: int, *, no_files: str = "") -> Candidate:
     return Candidate(
         plan=plans.plan(i),
         estimate={name: float(getattr(prices, name)[i]) for name in _SCALARS},
         breakdown_s=_row(prices.breakdown_s, i),
         breakdown_bytes=_row(prices.breakdown_bytes, i),
+        no_files=no_files,
     )
 
 
@@ -176,12 +201,9 @@ def _row(columns: Mapping[str, FloatArray], i: int) -> dict[str, float]:
     return {name: float(values[i]) for name, values in columns.items()}
 
 
-def _with_reasons(candidate: Candidate, best: Candidate, request: Request) -> Candidate:
-    reasons = reasons_against(candidate, best, objective=request.objective, available_bytes=request.available_bytes)
-    return Candidate(
-        plan=candidate.plan, estimate=candidate.estimate, breakdown_s=candidate.breakdown_s,
-        breakdown_bytes=candidate.breakdown_bytes, reasons=reasons,
-    )  # fmt: skip
+def _with_reasons(candidate: Candidate, ranked: Sequence[Candidate], request: Request) -> Candidate:
+    reasons = reasons_against(candidate, ranked, objective=request.objective, available_bytes=request.available_bytes)
+    return dataclasses.replace(candidate, reasons=reasons)
 
 
 def _rejected(plans: PlanTable, prices: Estimates, fits: BoolArray, request: Request) -> tuple[Rejected, ...]:

@@ -65,9 +65,12 @@ def scaling(request: Request, sizes: Iterable[int]) -> tuple[Size, ...]:
 
 
 def fewest_gpus(request: Request, *, most: int) -> Size | None:
-    """The smallest size with a plan that fits, up to `most` GPUs; None when none does."""
+    """The smallest size with a plan that fits and has files, up to `most` GPUs; where none has files, that fits; None when none does."""
+    first: Size | None = None
     for num_gpus in sizes_around(request.cluster, most=most):
         size = at_size(request, num_gpus)
-        if size.best:
+        if size.best and not size.best.no_files:
             return size
-    return None
+        if size.best and first is None:
+            first = size
+    return first

@@ -17,6 +17,7 @@ class Candidate:
     breakdown_s: Mapping[str, float]
     breakdown_bytes: Mapping[str, float]
     reasons: tuple[str, ...] = ()  # binding term against the best plan, first
+    no_files: str = ""  # clause on why no engine has files for it; "" where one has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

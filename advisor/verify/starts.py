@@ -15,8 +15,15 @@ from cost_models.types import Plan
 
 #: Packages that an engine's train file needs beside torch.
 _PACKAGES = {"deepspeed": "deepspeed", "accelerate": "accelerate", "trainer": "transformers", "lightning": "lightning"}
-#: Modules worth importing once for all cells.
-_HEAVY = {"deepspeed": ("deepspeed",), "accelerate": ("accelerate",), "trainer": ("transformers.trainer",), "lightning": ("lightning",)}
+#: Modules worth importing once for all cells; DeepSpeed imports most of its own, and PyTorch's compiler, when an engine is made.
+_HEAVY = {
+    "ddp": ("torch.distributed.optim",),
+    "pipeline": ("torch.distributed.pipelining",),
+    "deepspeed": ("deepspeed", "deepspeed.module_inject.auto_ep_layer", "deepspeed.runtime.zero.muon.muon_optimizer", "setuptools"),
+    "accelerate": ("accelerate",),
+    "trainer": ("transformers.trainer",),
+    "lightning": ("lightning",),
+}
 
 
 def why_not_here(engine: Engine, inp: EngineInput, *, on_gpu: bool) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -38,6 +39,7 @@ def main(arguments: list[str]) -> int:
             importlib.import_module(name)
     import advisor.verify.watch  # noqa: F401  torch is imported here, once
 
+    gc.freeze()  # else each cell's garbage collection would write to, and so copy, all that was imported
     for cell in spec["cells"]:
         if cell.get("alone") and rank != 0:
             continue

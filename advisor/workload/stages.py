@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from advisor.profiling.schema import StepProfile
 from advisor.workload.assign import Part
 from advisor.workload.layout import find_layout
@@ -10,13 +12,14 @@ from cost_models.traits import load_runtime
 from cost_models.types import Plan, Workload
 
 
-def stage_modules(profile: StepProfile, workload: Workload, plan: Plan) -> list[list[str]]:
+def stage_modules(profile: StepProfile, workload: Workload, plan: Plan, parts: Sequence[Part] | None = None) -> list[list[str]]:
     """Module paths of each stage in execution order; interleaved plans have `pp_degree * virtual_stages` of them, dealt out in turn.
 
     Args:
         profile: the step.
         workload: what `shape` made of it.
         plan: with its degrees and its runtime, which says how layers are cut.
+        parts: of the profile's layout, where they are known from another plan.
 
     Returns:
         Paths of modules, and names of parameters that belong to none of them.
@@ -24,7 +27,7 @@ def stage_modules(profile: StepProfile, workload: Workload, plan: Plan) -> list[
     Raises:
         ValueError: the workload isn't the profile's.
     """
-    parts = find_layout(profile).parts
+    parts = find_layout(profile).parts if parts is None else parts
     if len(parts) != len(workload.groups):
         raise ValueError(f"the profile has {len(parts)} parts, the workload {len(workload.groups)}")
     split = stage_split(workload, plan.pp_degree * plan.virtual_stages, cut=load_runtime(plan.runtime).pipeline_cut)

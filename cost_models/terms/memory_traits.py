@@ -110,6 +110,7 @@ class MemoryConstants:
         return cls(**{name: float(value) for name, value in values.items()})
 
 
+@functools.cache
 def runtime_names() -> tuple[str, ...]:
     """Runtimes with a memory file."""
     folder = resources.files("cost_models") / "runtimes"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -90,7 +92,7 @@ def test_other_peoples_folders_are_never_touched(advise, small_gpt2_folder, tmp_
         (("--gpu", "a100", "--inter", "string-and-cans", "--nodes", "2"), "string-and-cans"),
         (("--gpu", "a100", "--global-batch", "0"), "global-batch"),
         (("--gpu", "a100", "--max-memory-share", "7"), "max-memory-share"),
-        (("--gpu", "v100-sxm-16gb", "--precision", "bf16"), "bf16"),
+        (("--gpu", "v100-sxm-16gb", "--precision", "fp8"), "fp8"),
         (("--gpu", "a100", "--optimizer", "magic"), "magic"),
         (("--cluster", "nowhere.toml"), "nowhere.toml"),
         (("--gpu", "a100", "--calibration", "nowhere.toml"), "nowhere.toml"),
@@ -103,6 +105,43 @@ def test_impossible_wishes_are_one_sentence(advise, small_gpt2_folder, tmp_path,
     assert says in err
     assert "Traceback" not in err + out
     assert not (tmp_path / "advice").exists()
+
+
+def test_the_first_plan_is_one_that_the_engines_asked_for_write(advise, small_gpt2_folder, tmp_path):
+    plan = ("plan", small_gpt2_folder, "--gpu", "a100", "--out", tmp_path / "advice", "--json", "--engine")
+    for engine in ("tensor_parallel", "fsdp2"):
+        report = json.loads(advise(*plan, engine)[1])
+        first = report["plans"][0]
+        assert first["folder"] == "plan-1"
+        assert not first["no_files"]
+        assert "plan-1/parallelize.py" in report["files"]
+        others = [p for p in report["plans"] if p["no_files"]]
+        assert others
+        assert all("no engine asked for writes it" in p["reasons"][0] and not p["folder"] for p in others)
+
+
+@pytest.mark.parametrize("gpu", ["v100-sxm-16gb", "t4", "rtx-2080-ti"])
+def test_emulated_bf16_is_priced_and_warned_of(advise, small_gpt2_folder, tmp_path, gpu):
+    def planned(precision):
+        code, out, _ = advise("plan", small_gpt2_folder, "--gpu", gpu, "--precision", precision, "--out", tmp_path / "advice", "--json")
+        assert code == 0
+        return json.loads(out)
+
+    half, emulated = planned("fp16"), planned("bf16")
+    assert emulated["hotspots"][0]["time_s"] > 0
+    assert emulated["plans"][0]["estimate"]["step_time_s"] >= half["plans"][0]["estimate"]["step_time_s"]
+    warned = next(w for w in emulated["warnings"] if "has no bf16 units" in w)
+    assert "emulates bf16" in warned
+    assert "--precision fp16" in warned
+    assert not any("emulates" in w for w in half["warnings"])
+
+
+def test_a_precision_that_the_gpu_lacks_is_refused_before_the_script_runs(advise, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit('the script ran')\n")
+    code, _, err = advise(script, "--gpu", "a100", "--precision", "fp8")
+    assert code == 2
+    assert "a100-sxm-80gb has no fp8 arithmetic" in err
 
 
 def test_a_folder_that_is_no_profile_is_refused(advise, tmp_path):
@@ -151,3 +190,56 @@ def test_plans_for_this_machines_cpu_use_its_measured_rates(advise, small_gpt2_f
     figures = json.loads(out)["cluster"]
     assert code == 0
     assert figures["peak_fp32_flops_per_s"]["source"] == "measured"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says", "tries"),
+    [
+        (("train.py", "--gppu", "h100"), "There is no option --gppu.", "Did you mean --gpu?"),
+        (("train.py", "--learning-rate", "1"), "There is no option --learning-rate.", "go after --"),
+        (("gpus", "--jsn"), "There is no option --jsn.", "Did you mean --json?"),
+        (("train.py", "--precision", "bf17"), "--precision is one of fp32, tf32, fp16, bf16, fp8, not 'bf17'.", "Did you mean bf16?"),
+        (("train.py", "--nodes", "two"), "--nodes must be a whole number, not 'two'.", "advise run --help"),
+        (("train.py", "--max-memory-share", "most"), "--max-memory-share must be a number, not 'most'.", "advise run --help"),
+        (("train.py", "--plans"), "--plans is given without its value.", "--help"),
+        (("evaluate", "--json=3", "runs.csv"), "--json takes no value.", "--help"),
+        (("plan",), "PROFILE is missing.", "Write `advise plan [OPTIONS] PROFILE`"),
+        (("predict", "runs.csv"), "--out is missing.", "RUNS.csv"),
+        (("--gpu", "h100"), "SCRIPT is missing.", "advise run"),
+        (("gpus", "a100", "b200"), "There is an argument too many: b200.", "advise gpus"),
+        (("explian", "rule"), "There is no command or file explian.", "Did you mean `advise explain`?"),
+        (("--verison",), "There is no option --verison.", "Did you mean `advise --version`?"),
+    ],
+)
+def test_a_command_line_that_is_wrong_is_one_sentence_too(advise, tmp_path, monkeypatch, arguments, says, tries):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = advise(*arguments)
+    assert (code, out) == (2, "")
+    message, hint = err.rstrip("\n").split("\n")
+    assert message == f"advise: {says}"
+    assert tries in hint
+
+
+def test_without_arguments_there_is_help_and_no_success(advise):
+    code, out, err = advise()
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: advise")
+
+
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_leaves_nothing_behind(tmp_path, sent, status):
+    script, scratch = tmp_path / "slow.py", tmp_path / "scratch"
+    scratch.mkdir()
+    script.write_text("import time\ntime.sleep(600)\n")
+    arguments = [sys.executable, "-m", "advisor.cli", str(script), "--gpu", "a100", "--out", str(tmp_path / "advice")]
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    running = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    deadline = time.monotonic() + 120
+    while not list(scratch.iterdir()) and running.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    running.send_signal(sent)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == status
+    assert (out, "Traceback" in err) == ("", False)
+    assert not list(scratch.iterdir())
+    assert not (tmp_path / "advice").exists()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -61,8 +64,9 @@ def test_one_row_is_enough_for_all_three_commands(advise, tmp_path):
 def test_an_evaluation_says_how_far_off_and_ranks_the_sweep(advise, runs):
     code, text, _ = advise("evaluate", runs)
     assert code == 0
-    for word in ("median_error_share", "mean_regret_share", "by_source", "by_gpu", "by_layout", "peak memory"):
+    for word in ("median error", "1 sweep: picked plan slower than the best by", "BY SOURCE", "BY GPU", "BY LAYOUT", "PEAK MEMORY"):
         assert word in text
+    assert "In-sample" not in text
     got = json.loads(advise("evaluate", runs, "--json")[1])
     assert {"overall", "by_source", "by_gpu", "by_layout", "sweeps", "memory"} == got.keys()
     assert got["overall"]["median_spearman"] == pytest.approx(1.0)
@@ -77,7 +81,52 @@ def test_an_evaluation_says_what_was_not_measured_in_a_sentence(advise, runs, tm
     table.drop(columns=["step_time_s"]).to_csv(part, index=False)
     text = advise("evaluate", part)[1]
     assert "No row has a measured step time, so only memory was compared." in text
-    assert not {"Empty DataFrame", "nan", "by_source"} & {*text.split(), *text.splitlines()}
+    assert not {"Empty DataFrame", "nan", "BY SOURCE"} & {*text.split(), *text.splitlines()}
+
+
+def test_an_evaluation_shows_every_row_of_its_tables_at_any_width(advise, runs, tmp_path, monkeypatch):
+    many = tmp_path / "many.csv"
+    table = pd.concat([pd.read_csv(runs).assign(source_repo_or_doc=f"team/source-{i:03}", sweep_id=f"sweep-{i:03}") for i in range(70)])
+    table.to_csv(many, index=False)
+    for columns in ("100", "40"):
+        monkeypatch.setenv("COLUMNS", columns)
+        text = advise("evaluate", many)[1]
+        assert all(f"team/source-{i:03}" in text and f"sweep-{i:03}" in text for i in range(70))
+        assert max(map(len, text.splitlines())) <= int(columns)
+        assert "..." not in text
+
+
+def test_an_evaluation_says_which_errors_flatter(advise, runs, tmp_path):
+    fitted = tmp_path / "fitted.csv"
+    table = pd.read_csv(runs)
+    table.assign(source_repo_or_doc="pytorch/torchtitan").to_csv(fitted, index=False)
+    text = " ".join(advise("evaluate", fitted)[1].split())
+    assert "In-sample: All of these runs are of sources that the constants were fitted on" in text
+    table.assign(source_repo_or_doc=["pytorch/torchtitan", *["own"] * 4]).to_csv(fitted, index=False)
+    text = " ".join(advise("evaluate", fitted)[1].split())
+    assert "In-sample: 1 of these runs is of sources that the constants were fitted on" in text
+    overall = json.loads(advise("evaluate", fitted, "--json")[1])["overall"]
+    assert overall["num_fitted_source_runs"] == 1
+    alone = tmp_path / "alone.csv"
+    table[1:].to_csv(alone, index=False)
+    assert overall["other_median_error_share"] == json.loads(advise("evaluate", alone, "--json")[1])["overall"]["median_error_share"]
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_shown_on_a_terminal_alone(advise, runs, tmp_path, monkeypatch, is_terminal):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal, raising=False)
+    code, _, err = advise("predict", runs, "-o", tmp_path / "pred.csv")
+    assert code == 0
+    assert bool(err) == is_terminal
+
+
+def test_a_model_name_is_no_markup_to_the_progress(advise, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    path = tmp_path / "runs.csv"
+    path.write_text(f"{HEADER}\n{GOOD[0].replace('llama3-8B', '[/bold]')}\n")
+    code, text, _ = advise("predict", path, "-o", tmp_path / "pred.csv")
+    assert code == 0
+    assert "[/bold]" in text
 
 
 def test_a_calibration_serves_the_other_commands(advise, runs, tmp_path):
@@ -96,7 +145,7 @@ def test_a_report_names_the_calibration_and_its_runs(advise, runs, small_gpt2_fo
     own, out = tmp_path / "own.toml", tmp_path / "advice"
     advise("calibrate", runs, "-o", own)
     text = " ".join(advise("plan", small_gpt2_folder, "--gpu", "a100", "--plans", 1, "--calibration", own, "--out", out)[1].split())
-    assert "own.toml, refitted on 5 runs of yours (left out in turn: median error" in text
+    assert re.search(r"own.toml, refitted on 5 runs of yours on \d{4}-\d\d-\d\d \(left out in turn: median error", text)
     report = json.loads((out / "report.json").read_text())
     assert report["accuracy"]["file"] == report["inputs"]["options"]["calibration"] == str(own)
     assert report["accuracy"]["num_own_runs"] == 5
@@ -198,3 +247,59 @@ def test_the_output_is_not_half_written(advise, runs, tmp_path):
     code, _, err = advise("predict", runs, "-o", tmp_path / "pred.csv", "--calibration", tmp_path / "none.toml")
     assert code == 2
     assert not (tmp_path / "pred.csv").exists()
+
+
+def test_devices_and_links_are_written_to_and_not_replaced(advise, runs, tmp_path):
+    pipe, real, link = tmp_path / "pipe", tmp_path / "real.csv", tmp_path / "link.csv"
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: seen.append(pipe.read_text()))
+    seen: list[str] = []
+    reader.start()
+    assert advise("predict", runs, "-o", pipe)[0] == 0
+    reader.join(timeout=60)
+    assert pipe.is_fifo()
+    assert seen[0].startswith("model_name,")
+    real.write_text("old")
+    link.symlink_to(real)
+    assert advise("predict", runs, "-o", link)[0] == 0
+    assert link.is_symlink()
+    assert real.read_text() == seen[0]
+
+
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        lambda text: text.replace(",", ";"),
+        lambda text: text.replace(",", "\t"),
+        lambda text: text.replace(",", " , "),
+        lambda text: text.replace("\n", ",,,\n"),
+        lambda text: "\ufeff" + text.replace("\n", "\r\n"),
+        lambda text: text.replace(",4096,", ',"4,096",').replace(",1.9,", ',"1.9",'),
+    ],
+)
+def test_tables_as_spreadsheets_write_them_are_read(advise, runs, tmp_path, rewrite):
+    odd = tmp_path / "odd.csv"
+    odd.write_text(rewrite(runs.read_text()), newline="")
+    expected, (code, text, err) = advise("evaluate", runs, "--json")[1], advise("evaluate", odd, "--json")
+    assert (code, err) == (0, "")
+    assert text == expected
+
+
+def test_thousands_are_read_and_other_commas_are_no_numbers(advise, tmp_path):
+    path = tmp_path / "runs.csv"
+    row = GOOD[0].replace(",A100,8,", ',A100,"{gpus}",').replace(",1.9,", ',"{seconds}",')
+    rows = [row.format(gpus="1,024", seconds="1,900.5"), row.format(gpus="1,5", seconds="1.9")]
+    path.write_text("\n".join([HEADER, *rows]) + "\n")
+    assert advise("predict", path, "-o", tmp_path / "pred.csv")[0] == 0
+    got = pd.read_csv(tmp_path / "pred.csv")
+    assert got["skipped_reason"].fillna("").tolist() == ["", "the number of GPUs is 1,5"]
+    overall = json.loads(advise("evaluate", path, "--json")[1])["overall"]
+    assert overall["num_measured"] == 1
+
+
+def test_missing_columns_are_said_beside_those_that_are_there(advise, tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text("MODEL_NAME,GPU\nllama3-8B,A100\n")
+    code, _, err = advise("evaluate", path)
+    assert code == 2
+    assert "has no column model_name, gpu, n_gpus; it has MODEL_NAME, GPU." in err

@@ -51,9 +51,9 @@ def checks(verdict: dict, engine: int = 0) -> dict[str, dict]:
 
 def test_a_plan_that_holds(advice: Path, advise) -> None:
     code, out, err = advise("verify", advice, "--json")
+    assert code == 0, out + err
     (verdict,) = json.loads(out)["plans"]
     found = checks(verdict)
-    assert code == 0, out
     assert (verdict["label"], verdict["num_processes"], verdict["backend"]) == ("DDP 8", 2, "gloo")
     assert "replicas 8 -> 2" in verdict["changes"]
     assert "layers 4 -> 2" in verdict["changes"]

@@ -13,11 +13,17 @@ from pathlib import Path
 from advisor.engines import EngineInput, write_plan
 from advisor.profiling.schema import ProfileMeta
 from advisor.verify.cells import free_ports
+from advisor.verify.starts import heavy_imports
 from cost_models.types import Plan
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
 GPT2_ARGS = "--steps {steps} --layers 2 --width 64 --heads 4 --seq 32 --batch 4 --vocab 211"
+#: Imported once, before cells are forked.
+TORCH_IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint.state_dict", "torch.distributed.optim", "torch.distributed.pipelining",
+                 "torch.distributed.tensor.parallel", "torch.profiler._cupti_monitor")  # fmt: skip
+LLAMA_IMPORTS = (*TORCH_IMPORTS, "transformers.models.llama.modeling_llama")
+DEEPSPEED_IMPORTS = (*LLAMA_IMPORTS, *heavy_imports(["deepspeed"]))
 #: Small pictures, and enough of them in a micro-batch for batch normalisation to be well conditioned.
 RESNET_ENV = {"RESNET_WIDTH": "8", "RESNET_IMAGE_SIZE": "64"}
 

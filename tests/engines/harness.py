@@ -10,6 +10,7 @@ train files is changed.
 
 import contextlib
 import faulthandler
+import gc
 import json
 import os
 import runpy
@@ -98,6 +99,7 @@ def main():
     spec = json.loads(Path(sys.argv[1]).read_text())
     for heavy in spec["imports"]:
         __import__(heavy)
+    gc.freeze()  # else each cell's garbage collection would write to, and so copy, all that was imported
     ranks = []
     for rank in range(spec["num_procs"]):
         ranks.append(os.fork())

@@ -177,7 +177,7 @@ def run(cells: Sequence[Cell | Mutation], folder: Path) -> dict[Cell | Mutation,
         mine = [cell for cell in jobs if PLANS[cell.plan].world_size == num_processes]
         fresh = {cell.model: cell for cell in mine if cell.model not in references}
         alone = [{**reference_cell(_run(cell, folder)), "name": model, "after": ""} for model, cell in fresh.items()]
-        imports = starts.heavy_imports([cell.engine for cell in mine])
+        imports = [*starts.heavy_imports([cell.engine for cell in mine]), "transformers.models.llama.modeling_llama"]
         records = run_cells([*alone, *(jobs[cell] for cell in mine)], folder, num_processes=num_processes, imports=imports)
         references |= {model: records[model] for model in fresh}
         found |= {cell: _checks(_run(cell, folder), records[cell.name], references[cell.model]) for cell in mine}

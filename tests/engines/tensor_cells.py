@@ -6,15 +6,14 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine_cells import EXAMPLES, GPT2_ARGS, HERE, run_cells
+from engine_cells import EXAMPLES, GPT2_ARGS, HERE, LLAMA_IMPORTS, run_cells
 
 from advisor.engines import EngineInput, write_plan
 from advisor.profiling.schema import ProfileMeta
 from cost_models.types import Plan
 
 QKV = [1, 1, 1]
-#: Imported once, before cells are forked.
-IMPORTS = ("transformers.models.llama.modeling_llama", "transformers.models.gpt2.modeling_gpt2")
+IMPORTS = (*LLAMA_IMPORTS, "transformers.models.gpt2.modeling_gpt2")
 
 
 def pair(column: list[str], row: str, *, parts: list[int] | None = None, **more) -> dict:

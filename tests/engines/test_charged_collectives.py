@@ -83,7 +83,7 @@ CASES = [
     for plan in several
 ]
 #: Strategies of which three layers are traced too, to see that each adds the same.
-DEEPER = {"ddp-8", "zero3-512", "sequence-fsdp-64"}
+DEEPER = {"ddp-8", "zero3-64", "sequence-fsdp-64"}
 CASES = [dataclasses.replace(c, layers=(1, 2, 3)) if c.id.removeprefix(f"{c.model}-") in DEEPER else c for c in CASES]
 
 

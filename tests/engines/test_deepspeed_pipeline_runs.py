@@ -104,7 +104,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def four(folder: Path) -> dict[str, list[dict]]:
     cells = [alone(ZERO1, folder), *(job(cell, folder) for cell in OF_FOUR), *losing_and_resumed(ZERO1, folder)]
-    return run_cells(cells, folder, num_processes=4, imports=("deepspeed",))
+    return run_cells(cells, folder, num_processes=4, imports=starts.heavy_imports(["deepspeed"]))
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def two(folder: Path, clipped_script: Path) -> dict[str, list[dict]]:
     options = ["--clip-norm", str(CLIP_NORM), "--eval-every", "1", "--eval-batches", "2", "--metrics", str(folder / "metrics.jsonl")]
     made = job(clipped, folder)
     cells = [alone(FROZEN, folder), job(FROZEN, folder), {**made, "args": [*made["args"], *options], "after": ""}]
-    return run_cells(cells, folder, num_processes=2, imports=("deepspeed",))
+    return run_cells(cells, folder, num_processes=2, imports=starts.heavy_imports(["deepspeed"]))
 
 
 @pytest.fixture

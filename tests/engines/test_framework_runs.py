@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from engine_cells import HERE, losses, run_cells
+from engine_cells import DEEPSPEED_IMPORTS, HERE, losses, run_cells
 from tools import tool
 
 from advisor.engines import EngineInput, accelerate, lightning, trainer
 from advisor.profiling.schema import ProfileMeta
+from advisor.verify.starts import heavy_imports
 from cost_models.types import Plan
 
 MODELS = HERE / "models"
@@ -82,12 +83,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
         for model in FACTS
     ]
     cells = alone + [cell(name, folder) for name in CELLS]
-    return run_cells(
-        cells,
-        folder,
-        num_procs=2,
-        imports=("accelerate", "deepspeed", "lightning.pytorch", "transformers.trainer", "transformers.models.llama.modeling_llama"),
-    )
+    imports = (*DEEPSPEED_IMPORTS, *heavy_imports(["accelerate", "trainer", "lightning"]))
+    return run_cells(cells, folder, num_procs=2, imports=imports)
 
 
 @pytest.mark.parametrize("name", CELLS)

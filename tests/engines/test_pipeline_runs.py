@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from engine_cells import HERE, losses, run_cells
+from engine_cells import HERE, LLAMA_IMPORTS, losses, run_cells
 from pipeline_cells import MODELS, model_facts
 
 from advisor.engines import EngineInput, write_plan
@@ -123,18 +123,13 @@ def two(folder: Path) -> dict[str, list[dict]]:
     kept = ["--checkpoint", str(folder / "kept"), "--metrics", str(folder / "metrics.jsonl"), "--eval-every", "1", "--eval-batches", "2"]
     begun = first | {"args": [first["args"][0], "--steps", "2", *kept]}
     resumed = first | {"name": "resumed", "args": [*first["args"], *kept]}
-    return run_cells(
-        [*cells, bubble, written(OVERFLOW, folder), begun, resumed],
-        folder,
-        num_procs=2,
-        imports=("transformers.models.llama.modeling_llama",),
-    )
+    return run_cells([*cells, bubble, written(OVERFLOW, folder), begun, resumed], folder, num_procs=2, imports=LLAMA_IMPORTS)
 
 
 @pytest.fixture(scope="module")
 def four(folder: Path) -> dict[str, list[dict]]:
     cells = alone("gpt2", "llama_gqa", "bert") + [written(cell, folder) for cell in OF_FOUR] + [narrowed(cell, folder) for cell in NARROWED]
-    return run_cells(cells, folder, num_procs=4, imports=("transformers.models.llama.modeling_llama",))
+    return run_cells(cells, folder, num_procs=4, imports=LLAMA_IMPORTS)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_cells import EXAMPLES, GPT2_ARGS, HERE, RESNET_ENV, Cell, generated, losses, run_cells, script_input
+from engine_cells import DEEPSPEED_IMPORTS, EXAMPLES, GPT2_ARGS, HERE, RESNET_ENV, Cell, generated, losses, run_cells, script_input
 
 from advisor.engines import write_plan
 from cost_models.types import Plan
@@ -122,7 +122,7 @@ def results(folder: Path) -> dict[str, list[dict]]:
         + [resuming(generated(cell, folder), folder) for cell in RESUMED]
         + [saving_alone(cell, rank, folder) for cell, rank in SAVE_ALONE]
     )
-    return run_cells(cells, folder, num_procs=2, imports=("deepspeed", "transformers.models.llama.modeling_llama"))
+    return run_cells(cells, folder, num_procs=2, imports=DEEPSPEED_IMPORTS)
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda c: c.name)

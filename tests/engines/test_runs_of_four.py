@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine_cells import EXAMPLES, GPT2_ARGS, HERE, Cell, generated, losses, run_cells
+from engine_cells import DEEPSPEED_IMPORTS, EXAMPLES, GPT2_ARGS, HERE, Cell, generated, losses, run_cells
 
 from cost_models.types import Plan
 
@@ -47,15 +47,7 @@ REFERENCES = (
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
     folder: Path = tmp_path_factory.mktemp("four")
     cells = [dict(c, alone=True) for c in REFERENCES] + [generated(cell, folder) for cell in (*CELLS, *AUTO)]
-    return run_cells(
-        cells,
-        folder,
-        num_procs=4,
-        imports=(
-            "deepspeed",
-            "transformers.models.llama.modeling_llama",
-        ),
-    )
+    return run_cells(cells, folder, num_procs=4, imports=DEEPSPEED_IMPORTS)
 
 
 @pytest.mark.parametrize("cell", (*CELLS, *AUTO), ids=lambda c: c.name)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from engine_cells import HERE, run_cells, script_input
+from engine_cells import DEEPSPEED_IMPORTS, HERE, TORCH_IMPORTS, run_cells, script_input
 
 from advisor.engines import EngineInput, write_plan
 from cost_models.types import Plan
@@ -20,13 +20,6 @@ from cost_models.types import Plan
 RESTARTS, ADAPTERS = HERE / "restarts.py", HERE / "adapters.py"
 STEPS, KEPT = 6, 3  # steps of a run; after so many it is stopped and started again
 CLIP_NORM, WARMUP_STEPS = 0.5, 4
-IMPORTS = (
-    "torch._dynamo",
-    "torch.distributed.checkpoint",
-    "torch.distributed.optim",
-    "torch.distributed.tensor.parallel",
-    "torch.profiler",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +90,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(folder: Path) -> dict[str, list[dict]]:
-    two = run_cells([cell for run in RUNS for cell in cells_of(run, folder)], folder, num_procs=2, imports=("deepspeed", *IMPORTS))
-    four = run_cells([cell for run in OF_FOUR for cell in cells_of(run, folder)], folder, num_procs=4, imports=IMPORTS)
+    two = run_cells([cell for run in RUNS for cell in cells_of(run, folder)], folder, num_procs=2, imports=DEEPSPEED_IMPORTS)
+    four = run_cells([cell for run in OF_FOUR for cell in cells_of(run, folder)], folder, num_procs=4, imports=TORCH_IMPORTS)
     return two | four
 
 

@@ -4,7 +4,9 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-"$root/.venv/bin/python" -m build --wheel --outdir "$work/dist" "$root" >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
+mkdir "$work/source"  # a copy, so that nothing of an earlier build gets in, nor one that runs beside this
+cp -r "$root"/{advisor,cost_models,rules,pyproject.toml,README.md,LICENSE} "$work/source"
+"$root/.venv/bin/python" -m build --wheel --outdir "$work/dist" "$work/source" >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
 python3 -m venv "$work/venv"
 install() { "$work/venv/bin/python" -m pip install --quiet --no-compile -c "$root/constraints.txt" "$@"; }
 install torch

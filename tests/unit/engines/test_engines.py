@@ -383,3 +383,10 @@ def test_why_there_are_no_files_is_one_sentence() -> None:
     context = gpt2(Plan(cp_degree=2))
     assert "PyTorch DDP: it doesn't split layers" in why_no_files(context)
     assert launch_line(context) == ""
+
+
+@pytest.mark.parametrize("form", ["script", "functions"])
+def test_a_model_spread_over_devices_by_its_script_gets_no_train_file(form: str) -> None:
+    split = [{"id": "two-device-split", "evidence": "parameters lie on cuda:0, cuda:1"}]
+    inp = dataclasses.replace(gpt2(DDP, meta={"hazards": split}), form=form)
+    assert why_no_files(inp).startswith("No train file, because the script places its model on cuda:1 or on several devices")

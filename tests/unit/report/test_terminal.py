@@ -6,7 +6,8 @@ import shlex
 import pytest
 from rich.console import Console
 
-from advisor.report.blocks import blocks, footer, header
+from advisor.report.blocks import blocks, footer
+from advisor.report.heading import header
 from advisor.report.report import Report
 from advisor.report.terminal import render_terminal, report_console
 from advisor.report.text import pasteable, plain_text
@@ -176,7 +177,7 @@ def test_an_assumed_cluster_is_said_so(sample: Report) -> None:
 def test_the_header_says_which_error_is_meant(sample: Report) -> None:
     accuracy = {"num_runs": 2575, "unseen_source_median_share": 0.117, "unseen_model_median_share": 0.05}
     text = " ".join(shown(dataclasses.replace(sample, accuracy=accuracy)).split())
-    assert "prices: fitted on 2,575 measured runs, error on an unseen source 11.7% (mean of the sources' medians)" in text
+    assert "prices: fitted on 2,575 measured runs, median error 11.7% on sources not fitted on (mean of their medians)" in text
 
 
 def test_a_calibration_of_the_users_is_named_with_its_runs(sample: Report) -> None:
@@ -223,3 +224,37 @@ def test_pipes_are_100_columns_unless_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_without_files_there_is_no_line_to_paste(sample: Report) -> None:
     assert "torchrun" not in shown(dataclasses.replace(sample, files=()))
+
+
+def test_a_fit_says_its_day_and_its_age(sample: Report) -> None:
+    own = {"file": "/home/me/own.toml", "num_own_runs": 5, "refitted_on": "2026-11-20", "fitted_on": "2026-11-01"}
+    report = dataclasses.replace(
+        sample, accuracy={**sample.accuracy, **own}, inputs={**sample.inputs, "created": "2026-11-30T08:00:00+00:00"}
+    )
+    text = " ".join(shown(report).split())
+    assert "own.toml, refitted on 5 runs of yours on 2026-11-20 (10 days before)" in text
+    assert "measured runs on 2026-11-01 (29 days before)" in text
+    same_day = dataclasses.replace(report, inputs={**sample.inputs, "created": "2026-11-20T08:00:00+00:00"})
+    assert "of yours on 2026-11-20; before that" in " ".join(shown(same_day).split())
+    unknown = dataclasses.replace(report, accuracy={**report.accuracy, "refitted_on": "soon"})
+    assert "of yours on soon; before that" in " ".join(shown(unknown).split())
+
+
+def test_a_launch_that_needs_a_package_has_one_without_beside_it(sample: Report) -> None:
+    best = dataclasses.replace(
+        sample.plans[0],
+        launch="torchrun advice/plan-1/train_deepspeed.py",
+        launch_needs="deepspeed",
+        launch_plain="torchrun advice/plan-1/train.py",
+    )
+    lines = [line.strip() for line in shown(dataclasses.replace(sample, plans=(best,))).splitlines()]
+    at = lines.index("torchrun advice/plan-1/train_deepspeed.py")
+    text = " ".join(lines[at + 1 : at + 4])
+    assert "with PyTorch alone (the line above needs `pip install deepspeed`): torchrun advice/plan-1/train.py" in text
+
+
+def test_a_plan_that_nothing_starts_names_the_next_that_is_started(sample: Report) -> None:
+    first = dataclasses.replace(sample.plans[0], launch="", check="")
+    second = dataclasses.replace(sample.plans[1], launch="torchrun advice/plan-2/train.py")
+    text = " ".join(shown(dataclasses.replace(sample, plans=(first, second))).split())
+    assert re.search(r"plan 2(, \+[\d.]+%)?, starts as it is: torchrun advice/plan-2/train.py", text)

@@ -125,3 +125,53 @@ def test_scaling_is_at_the_same_batch_and_gets_faster():
 def test_a_single_plan_can_be_priced_even_if_it_does_not_fit():
     alone = price(request(workload=chain(layers=64, width=8192, heads=64)), Plan(micro_batch=8, runtime="ddp"))
     assert alone.estimate["high_memory_bytes"] > 80e9
+
+
+def refusing(refuses, why="no engine here writes it (reason)"):
+    return lambda plan: why if refuses(plan) else ""
+
+
+def test_a_plan_without_files_is_shown_with_the_reason_but_does_not_lead(small):
+    first = family(small.candidates[0].plan)
+    found = search(request(why_no_files=refusing(lambda plan: family(plan) == first)))
+    lead, others = found.candidates[0], found.candidates[1:]
+    assert not lead.no_files
+    assert family(lead.plan) != first
+    refused = [c for c in others if family(c.plan) == first]
+    assert refused
+    assert all("no engine here writes it (reason)" in c.reasons[0] for c in refused)
+    assert {family(c.plan) for c in found.candidates} == {family(c.plan) for c in small.candidates}
+    times = [c.estimate["step_time_s"] for c in others]
+    assert times == sorted(times)
+    if min(c.estimate["step_time_s"] for c in refused) < lead.estimate["step_time_s"]:
+        assert "less time, but no engine here writes it (reason)." in lead.reasons[-1]
+
+
+def test_a_strategy_is_shown_by_a_plan_with_files_that_is_nearly_as_good(small):
+    lead = small.candidates[0].plan
+    found = search(request(why_no_files=refusing(lambda plan: plan.recompute == lead.recompute and family(plan) == family(lead))))
+    shown = next(c for c in found.candidates if family(c.plan) == family(lead))
+    slower = shown.estimate["step_time_s"] / small.candidates[0].estimate["step_time_s"]
+    assert bool(shown.no_files) != (shown.plan.recompute != lead.recompute)
+    assert shown.no_files or slower <= 1.15
+
+
+def test_where_nothing_has_files_the_best_plan_leads_all_the_same(small):
+    found = search(request(why_no_files=refusing(lambda plan: True)))
+    assert [c.plan for c in found.candidates] == [c.plan for c in small.candidates]
+    assert all(c.no_files for c in found.candidates)
+
+
+def test_the_fewest_gpus_are_those_with_a_plan_that_has_files():
+    anything = fewest_gpus(request(), most=8)
+    assert anything.num_gpus == 1
+    found = fewest_gpus(request(why_no_files=refusing(lambda plan: plan.world_size < 4)), most=8)
+    assert found.num_gpus == 4
+    assert fewest_gpus(request(why_no_files=refusing(lambda plan: True)), most=8).num_gpus == 1
+
+
+def test_the_least_memory_is_said_of_the_plans_that_have_files():
+    least = search(request(objective="memory")).candidates[0].plan
+    found = search(request(objective="memory", why_no_files=refusing(lambda plan: family(plan) == family(least)))).candidates[0]
+    assert found.reasons[0].startswith("the least memory, within 1%, of all plans with files")
+    assert "less memory, but no engine here writes it (reason)." in found.reasons[-1]
