@@ -38,9 +38,10 @@ def quirk_seconds(
     far = many_nodes & ((pp > 1) | ((world >= 512) & (tp >= 8) & (tp <= 16)))
     rings = 10.0 * hop * (tp - 1 + 0.5 * np.maximum(tp - 8, 0))
     medium = (world == 256) & (micro >= 2) & (((pp >= 4) & (hidden_size >= 4096)) | ((pp <= 4) & (tp <= 4)))
+    short = (world == 256) & (micro == 1) & (data >= 32) & (plans.zero_stage > 0)
     wide = (tp >= 32) & ((pp > 2) | (micro <= 16))
     unsharded = (plans.zero_stage == 0) & (data >= 4) & (data <= 16) & (micro == 1)
-    stalls = many_nodes & (pp > 1) & ((world >= 512) | medium | wide | unsharded)
+    stalls = many_nodes & (pp > 1) & ((world >= 512) | medium | short | wide | unsharded)
     return QuirkSeconds(
         layer_floor_s=np.where(far & (tp > 1), slow + rings, 0.0), transfer_s=np.where(stalls, stall, 0.0),
         reduction_s=np.where(many_nodes & (pp > 1) & (plans.zero_stage == 0), _bucket_hops_s(runtimes, plans, gradient_bytes), 0.0),

@@ -124,8 +124,11 @@ def exposed_sharding_s(traffic_s: FloatArray, compute_s: FloatArray, constants: 
 def exposed_reduction_s(
     reduction_s: FloatArray, backward_s: FloatArray, overlap: FloatArray, constants: Mapping[str, FloatArray]
 ) -> FloatArray:
-    """Gradient reduction not hidden by the last micro-batch's backward; the last bucket (a tenth) always shows."""
-    return np.maximum(reduction_s - overlap * constants["dp_hidden_share"] * backward_s, 0.1 * reduction_s)
+    """What the gradient reduction adds to the last micro-batch: the part that its backward pass doesn't hide, and contention from the part
+    that it does; the last bucket (a tenth) always shows.
+    """
+    hidden_s = np.minimum(overlap * constants["dp_hidden_share"] * backward_s, 0.9 * reduction_s)
+    return reduction_s - hidden_s + constants["overlap_contention"] * hidden_s
 
 
 TERMS = (ring, ends_ring, all_to_all_s, transfer_s_per_byte, exposed_sharding_s, exposed_reduction_s)
