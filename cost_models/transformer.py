@@ -21,6 +21,12 @@ from cost_models.types import BATCH_DIMS, OP_CLASSES, PHASES, PRICING_KINDS, TP_
 _AUTOCAST_TRAFFIC = 1.6
 #: torch.compile fuses chains of memory-bound operators: what it leaves of their traffic and launches.
 _COMPILED_TRAFFIC = 0.5
+#: Optimizer states per trainable parameter on the device; paged ones lie in memory that the driver moves to the host.
+_STATE_BYTES = {
+    "adamw": 8.0, "adam": 8.0, "sgd": 4.0, "adafactor": 0.1, "adamw8bit": 2.0, "paged_adamw": 0.0, "paged_adamw8bit": 0.0,
+}  # fmt: skip
+#: Bytes per weight in 4-bit NormalFloat: half a byte, and an fp32 scale for every 64 (Dettmers et al. 2023, without double quantisation).
+_NF4_BYTES = 0.5 + 4.0 / 64.0
 _PRECISIONS = {  # compute dtype, bytes per element of working copy, master copy, gradients
     "fp32": ("fp32", 4.0, 0.0, 4.0), "tf32": ("tf32", 4.0, 0.0, 4.0), "fp16": ("fp16", 2.0, 4.0, 2.0), "bf16": ("bf16", 2.0, 4.0, 2.0),
     "amp": ("bf16", 4.0, 0.0, 4.0), "amp16": ("fp16", 4.0, 0.0, 4.0), "fp8": ("fp8", 2.0, 4.0, 4.0), "fp4": ("fp4", 2.0, 4.0, 4.0),
@@ -54,6 +60,8 @@ class TransformerShape:
     latent_attention: bool = False  # DeepSeek's compressed keys and values
     compiled: bool = False  # torch.compile
     window: float = 0.0  # sliding attention window in half of the layers; 0 none
+    fused_loss: bool | None = None  # the loss is compiled, fused with the head or computed in chunks; None: as the runtime does
+    quantized: bool = False  # frozen weights of the blocks in 4 bits (QLoRA)
     trainable_share: float = 1.0  # of the parameters; below 1 only small adapters are trained and weights get no gradient
 
     def __post_init__(self) -> None:
@@ -89,7 +97,7 @@ def transformer_workload(
         shape: hyper-parameters.
         name: shown in reports.
         precision: fp32, tf32, fp16, bf16 (16-bit weights with an fp32 master copy), amp or amp16 (fp32 weights), fp8 or fp4.
-        optimizer: adamw, adam, sgd or adafactor: decides the state's bytes.
+        optimizer: a name of _STATE_BYTES.
         grad_bytes: bytes per gradient element, by default the precision's.
         runtime: whose habits decide which activations are kept (`cost_models.terms.memory_traits`).
 
@@ -98,23 +106,26 @@ def transformer_workload(
     """
     if precision not in _PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}; known: {', '.join(_PRECISIONS)}")
-    states = {"adamw": 8.0, "adam": 8.0, "sgd": 4.0, "adafactor": 0.1}
-    if optimizer not in states:
-        raise ValueError(f"unknown optimizer {optimizer!r}; known: {', '.join(states)}")
+    if optimizer not in _STATE_BYTES:
+        raise ValueError(f"unknown optimizer {optimizer!r}; known: {', '.join(_STATE_BYTES)}")
     dtype, param_bytes, master_bytes, default_grad_bytes = _PRECISIONS[precision]
     traits = memory_traits(runtime)
     element_bytes = 4.0 if dtype in ("fp32", "tf32") else 2.0
     groups = _groups(shape, traits, element_bytes, _style(shape, precision, element_bytes))
     num_params = sum(g.num_params * g.num_repeats for g in groups)
     vocab_params = shape.vocab_size * shape.hidden_size
+    if shape.quantized:
+        in_blocks = sum(g.num_params * g.num_repeats for g in groups if g.can_recompute) / num_params
+        param_bytes += in_blocks * (_NF4_BYTES - param_bytes)
+    fused_loss = traits.fuses_loss if shape.fused_loss is None else shape.fused_loss
     return Workload(
         name=name, groups=groups, num_params=num_params, num_trainable_params=sum(g.num_trainable_params * g.num_repeats for g in groups),
-        optimizer=OptimizerSpec(name=optimizer, state_bytes_per_param=states[optimizer], num_kernels=20.0),
+        optimizer=OptimizerSpec(name=optimizer, state_bytes_per_param=_STATE_BYTES[optimizer], num_kernels=20.0),
         compute_dtype=dtype, param_bytes=param_bytes, master_bytes=master_bytes,
         grad_bytes=default_grad_bytes if grad_bytes is None else grad_bytes, tokens_per_sample=shape.seq_len, sample_unit="tokens",
         seq_len=shape.seq_len, hidden_size=shape.hidden_size, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads or shape.num_heads,
         vocab_size=shape.vocab_size, num_experts=shape.num_experts, num_active_experts=shape.num_active_experts,
-        tied_params=vocab_params if shape.tied else 0.0, logits_bytes=shape.head_share * loss_bytes(shape.vocab_size, shape.seq_len, traits, fused=shape.compiled), input_bytes=16.0 * shape.seq_len,
+        tied_params=vocab_params if shape.tied else 0.0, logits_bytes=shape.head_share * loss_bytes(shape.vocab_size, shape.seq_len, traits, fused=fused_loss), input_bytes=16.0 * shape.seq_len,
         model_flops=_model_flops(shape), can_tensor_parallel=True, can_pipeline=True,
     )  # fmt: skip
 
@@ -146,7 +157,7 @@ def _memory_shape(shape: TransformerShape, element_bytes: float, *, experts: boo
         seq_len=shape.seq_len, gated=shape.gated, head_dim=shape.head_size, dropout=shape.dropout, flash=shape.flash,
         num_active_experts=shape.num_active_experts if experts else 0.0, expert_ffn=shape.expert_ffn_size if experts else 0.0,
         shared_ffn=shape.shared_ffn_size if experts else 0.0, latent_attention=shape.latent_attention, compiled=shape.compiled,
-        element_bytes=element_bytes,
+        quantized=shape.quantized, element_bytes=element_bytes,
     )  # fmt: skip
 
 

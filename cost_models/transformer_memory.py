@@ -36,6 +36,7 @@ class BlockShape:
     shared_ffn: float = 0.0
     latent_attention: bool = False
     compiled: bool = False
+    quantized: bool = False  # frozen weights in 4 bits
     element_bytes: float = 2.0
 
 
@@ -78,7 +79,7 @@ def block_bytes(shape: BlockShape, traits: MemoryTraits) -> BlockBytes:
         kept_inner, kept_sequence = (4 + 2 * kv_share) * width + 2 * shape.ffn, 4 * h
     widest = (4 if shape.gated else 2) * (active * shape.expert_ffn if active else shape.ffn) + 4 * h
     per_token = shape.element_bytes / 2 * shape.seq_len
-    scale = per_token * (COMPILED_SHARE if shape.compiled else 1.0)
+    scale = per_token * (COMPILED_SHARE if shape.compiled else 1.0) * (traits.quantized_activations if shape.quantized else 1.0)
     return BlockBytes(
         saved_inner_bytes=scale * (inner + scores),
         saved_sequence_bytes=scale * sequence,
@@ -101,9 +102,9 @@ def loss_bytes(vocab_size: float, seq_len: float, traits: MemoryTraits, *, fused
         vocab_size: logits per token.
         seq_len: tokens per sample.
         traits: of the runtime.
-        fused: the model is compiled; makes a difference where the runtime compiles the loss with it.
+        fused: the loss is compiled, fused with the head or computed in chunks.
     """
-    return vocab_size * seq_len * (traits.fused_logit_bytes if fused and traits.compiles_loss else traits.logit_bytes)
+    return vocab_size * seq_len * (traits.fused_logit_bytes if fused else traits.logit_bytes)
 
 
 def embedding_saved_bytes(shape: BlockShape) -> float:

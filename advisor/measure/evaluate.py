@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 
 from advisor.errors import AdvisorError
-from advisor.measure.predict import GIB, estimate_runs, published_memory_bytes
+from advisor.measure.predict import estimate_runs
+from advisor.measure.run_memory import run_memory
 from advisor.measure.runs import RunTable, read_runs
 from advisor.progress import Progress, quiet
 from advisor.words import counted
@@ -65,7 +66,7 @@ def evaluate_runs(
         raise AdvisorError(f"None of the {len(runs.frame)} rows has both a price and a measurement.", hint=hint)
     progress(f"pricing {counted(len(runs), 'row')}")
     prices = estimate_runs(runs, calibration=calibration, anchor=anchor)
-    memory_gib, fitted = published_memory_bytes(runs, calibration) / GIB, (calibration or load_calibration()).data.get("sources", ())
+    memory_gib, fitted = run_memory(runs, calibration).figure, (calibration or load_calibration()).data.get("sources", ())
     return _evaluation(runs, prices.step_time_s, (prices.low_s, prices.high_s), memory_gib, fitted)
 
 

@@ -14,27 +14,16 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from advisor.measure.run_memory import published_as
 from advisor.measure.runs import RunTable
 from cost_models.terms.memory import RawMemory, finish, raw_rows
 from cost_models.terms.memory_traits import GIB, MemoryConstants, MemoryTraits, memory_traits
 from cost_models.types import Cluster, FloatArray, IntArray, PlanTable, Workload
 
-#: What a source's figure counts and which pipeline rank it describes, by the start of its name. torchtitan prints reserved memory;
-#: Megatron's tests store max-allocated bytes of the rank that writes the log, the last; SimuMax the maximum over ranks; BigScience read
-#: nvidia-smi on the first and last node; nanotron's figure is rank 0's and, as freed tensors show in it, reserved memory (inferred).
-PUBLISHED: Mapping[str, tuple[str, str]] = {
-    "huggingface/nanotron": ("reserved", "first"),
-    "MooreThreads/SimuMax": ("allocated", "fullest"),
-    "NVIDIA/Megatron-LM CI": ("allocated", "last"),
-    "bigscience-workshop": ("device", "ends"),
-    "pytorch/torchtitan": ("reserved", "fullest"),
-    "Lightning-AI/litgpt": ("allocated", "fullest"),
-}
 COUNTED = ("allocated", "reserved", "device")
 #: Constants that figures identify, with the values tried; all others keep the shipped value.
 GRID: Mapping[str, tuple[float, ...]] = {
     "reserved_factor": (1.02, 1.04, 1.06, 1.08, 1.1, 1.12, 1.14, 1.16),
-    "floor_bytes": (0.0, 0.05 * GIB, 0.1 * GIB, 0.15 * GIB, 0.2 * GIB),
     "context_bytes": (0.6 * GIB, 0.9 * GIB, 1.2 * GIB, 1.6 * GIB, 2.0 * GIB),
     "group_bytes": (0.0, 0.2 * GIB, 0.35 * GIB, 0.5 * GIB, 0.7 * GIB),
 }
@@ -48,7 +37,7 @@ OWN_GRID: Mapping[str, tuple[float, ...]] = {
 DEVIATIONS: Mapping[str, float] = {"activation_scale": 0.1, "reserved_factor": 0.05, "context_bytes": 0.4}
 _USUAL_ERROR = 0.05  # of a run's figure when all constants are right
 #: Values before any figure was seen, where a fit starts.
-NEUTRAL: Mapping[str, float] = {"reserved_factor": 1.1, "floor_bytes": 0.1 * GIB, "context_bytes": 0.9 * GIB, "group_bytes": 0.35 * GIB}
+NEUTRAL: Mapping[str, float] = {"reserved_factor": 1.1, "context_bytes": 0.9 * GIB, "group_bytes": 0.35 * GIB}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +70,11 @@ def memory_runs(table: RunTable) -> MemoryRuns:
     """The runs of a table that have a memory figure."""
     index = np.flatnonzero(np.isfinite(table.peak_mem_gib))
     some = table.take(index)
-    source = some.column("source_repo_or_doc", "own").astype(str)
-    published = [next((v for k, v in PUBLISHED.items() if name.startswith(k)), ("device", "fullest")) for name in source]
+    source, notes = some.column("source_repo_or_doc", "own").astype(str), some.column("notes").astype(str)
+    published = [published_as(name, text) for name, text in zip(source, notes, strict=True)]
     return MemoryRuns(
-        workloads=some.workloads, clusters=some.clusters, plans=some.plans, measured_bytes=some.peak_mem_gib * GIB,
-        counted=np.array([p[0] for p in published], dtype=np.str_), rank=np.array([p[1] for p in published], dtype=np.str_),
+        workloads=some.workloads, clusters=some.clusters, plans=some.plans, measured_bytes=some.peak_mem_gib * np.array([p.unit_bytes for p in published]),
+        counted=np.array([p.counted for p in published], dtype=np.str_), rank=np.array([p.rank_on(c) for p, c in zip(published, some.clusters, strict=True)], dtype=np.str_),
         source=source, model=some.column("model_name").astype(str),
     )  # fmt: skip
 
@@ -206,17 +195,19 @@ def _own_fit(runs: MemoryRuns, raws: Mapping[float, RawMemory], start: MemoryCon
 
 
 def fold_errors(
-    runs: MemoryRuns, groups: npt.NDArray[np.str_], *, traits_of: Callable[[str], MemoryTraits] = memory_traits
-) -> tuple[FloatArray, FloatArray]:
+    runs: MemoryRuns, groups: npt.NDArray[np.str_], *, traits_of: Callable[[str], MemoryTraits] = memory_traits,
+    held_out: MemoryRuns | None = None,
+) -> tuple[FloatArray, FloatArray]:  # fmt: skip
     """Logarithmic errors of the prediction and of its cautious end, each group priced by constants fitted without it.
 
     Args:
         runs: all figures.
         groups: name of the fold of each run: its source, or its model.
         traits_of: `documented_traits` where the fold's own runs must not have taught the runtime's habits.
+        held_out: the same runs as they are known when their fold is priced, for example without their framework; None: as in `runs`.
     """
     known = price_runs(runs)
-    priced = known if traits_of is memory_traits else price_runs(runs, traits_of=traits_of)
+    priced = known if traits_of is memory_traits and held_out is None else price_runs(held_out or runs, traits_of=traits_of)
     error, high_error = np.zeros(len(runs)), np.zeros(len(runs))
     for group in np.unique(groups):
         inside = groups == group

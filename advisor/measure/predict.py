@@ -9,15 +9,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from advisor.measure.memory_eval import PUBLISHED
+from advisor.measure.run_memory import RunMemory, run_memory
 from advisor.measure.runs import RunTable, read_runs
 from advisor.progress import Progress, quiet
 from advisor.words import counted
 from cost_models import Calibration, estimate_rows
-from cost_models.terms.memory import memory_costs_rows
-from cost_models.types import Estimates, FloatArray, Workload
+from cost_models.types import Estimates, Workload
 
-GIB = 2.0**30
 PREDICTED_COLUMNS = (
     "predicted_step_time_s", "predicted_low_s", "predicted_high_s", "predicted_samples_per_s", "predicted_peak_mem_gib", "predicted_fits", "predicted_mfu",
     "predicted_breakdown", "assumed", "skipped_reason",
@@ -39,7 +37,9 @@ def predict_runs(
 
     Returns:
         All rows in order with PREDICTED_COLUMNS. The step is that of the row's global batch, or of the one named in `assumed`, and
-        `predicted_samples_per_s` all GPUs' samples in it by its time. `predicted_breakdown` is JSON (seconds by part), `assumed` names the
+        `predicted_samples_per_s` all GPUs' samples in it by its time. `predicted_peak_mem_gib` is what the
+        row's source publishes (`PUBLISHED`), `predicted_fits` whether the fullest rank's peak is expected within the device's memory.
+        `predicted_breakdown` is JSON (seconds by part), `assumed` names the
         fields that got a default, `skipped_reason` says why a row has no prediction.
 
     Raises:
@@ -53,7 +53,7 @@ def predict_runs(
     out["skipped_reason"] = reasons.to_numpy()
     if len(runs):
         progress(f"pricing {counted(len(runs), 'row')}")
-        _fill(out, runs, estimate_runs(runs, calibration=calibration, anchor=anchor), published_memory_bytes(runs, calibration))
+        _fill(out, runs, estimate_runs(runs, calibration=calibration, anchor=anchor), run_memory(runs, calibration))
     numeric = [c for c in PREDICTED_COLUMNS if c.endswith(("_s", "_gib", "_mfu"))]
     out[numeric] = out[numeric].apply(pd.to_numeric)
     return out
@@ -91,27 +91,18 @@ def anchored_workloads(runs: RunTable) -> tuple[Workload, ...]:
     return tuple(out)
 
 
-def published_memory_bytes(runs: RunTable, calibration: Calibration | None = None) -> FloatArray:
-    """Peak memory of each run as its source counts it: allocated, reserved or in use, of the rank it reports (unknown: in use, fullest)."""
-    source = runs.column("source_repo_or_doc", "own").astype(str)
-    habits = [next((v for k, v in PUBLISHED.items() if name.startswith(k)), ("device", "fullest")) for name in source]
-    costs = memory_costs_rows(runs.workloads, runs.clusters, runs.plans, calibration, ranks=[rank for _, rank in habits])
-    figures = {"allocated": costs.allocated, "reserved": costs.reserved, "device": costs.peak}
-    return np.array([figures[counted][i] for i, (counted, _) in enumerate(habits)])
-
-
 def _anchor_key(runs: RunTable, i: int) -> tuple[int, str, int]:
     return id(runs.workloads[i]), runs.clusters[i].device.name, int(runs.plans.runtime[i])
 
 
-def _fill(out: pd.DataFrame, runs: RunTable, prices: Estimates, published_bytes: FloatArray) -> None:
-    memory, plans = np.array([c.device.memory_bytes for c in runs.clusters]), runs.plans
+def _fill(out: pd.DataFrame, runs: RunTable, prices: Estimates, memory: RunMemory) -> None:
+    plans = runs.plans
     samples = plans.dp_replicate_degree * plans.dp_shard_degree * plans.micro_batch * plans.num_microbatches
     columns = {
         "predicted_step_time_s": prices.step_time_s, "predicted_low_s": prices.low_s, "predicted_high_s": prices.high_s,
         "predicted_samples_per_s": samples / prices.step_time_s,
-        "predicted_peak_mem_gib": published_bytes / GIB, "predicted_fits": prices.high_memory_bytes <= memory,
-        "predicted_mfu": prices.mfu, "predicted_breakdown": _breakdowns(prices), "assumed": ["; ".join(a) for a in runs.assumed],
+        "predicted_peak_mem_gib": memory.figure, "predicted_fits": memory.fits,
+        "predicted_mfu": prices.mfu, "predicted_breakdown": _breakdowns(prices), "assumed": ["; ".join((*a, *([m] if m else []))) for a, m in zip(runs.assumed, memory.assumed, strict=True)],
     }  # fmt: skip
     for name, values in columns.items():
         column = out[name].to_numpy(dtype=object, copy=True)

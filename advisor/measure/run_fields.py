@@ -92,9 +92,10 @@ class RowReader:
         if row.number("hidden") is None and not is_number(arch.get("hidden")):
             return self._network(row, name, precision), False
         shape = transformer_shape(row, arch, runtime)
-        key = (shape, precision, runtime.name)
+        optimizer = row.text("optimizer_name") or "adamw"
+        key = (shape, precision, optimizer, runtime.name)
         if key not in self._workloads:
-            self._workloads[key] = transformer_workload(shape, name=name, precision=precision, runtime=runtime.name)
+            self._workloads[key] = transformer_workload(shape, name=name, precision=precision, optimizer=optimizer, runtime=runtime.name)
         return self._workloads[key], True
 
     def _network(self, row: Fields, name: str, precision: str) -> Workload:

@@ -63,6 +63,9 @@ def _layout(row: Fields, runtime: Runtime, cluster: Cluster, num_gpus: int, *, i
         raise Skip(f"the layout (dp {dp}, tp {tp}, pp {pp}, cp {cp}) needs {dp * tp * pp * cp} GPUs, the row has {num_gpus}")
     sharding = sharding_of(row, runtime, dp)
     shard = math.gcd(dp, max(cluster.gpus_per_node // (tp * cp), 1)) if sharding.in_nodes else dp
+    instances = int(row.number("optimizer_instances") or 1)
+    if sharding.zero_stage and dp % instances == 0:
+        shard = min(shard, dp // instances)
     virtual = row.number("vp")
     if virtual is None and pp > 1 and runtime.virtual_stages > 1:
         row.assumed.append("vp")
@@ -73,5 +76,6 @@ def _layout(row: Fields, runtime: Runtime, cluster: Cluster, num_gpus: int, *, i
         zero_stage=sharding.zero_stage,
         recompute=recompute_of(row),
         schedule="none" if pp == 1 else "interleaved" if virtual > 1 else "1f1b",
-        sequence_parallel=tp > 1 and bool(runtime.sequence_parallel if sequence is None else sequence), runtime=runtime.name,
+        sequence_parallel=tp > 1 and bool(runtime.sequence_parallel if sequence is None else sequence),
+        offload=sharding.zero_stage > 0 and bool(row.number("offload")), runtime=runtime.name,
     )  # fmt: skip

@@ -112,6 +112,7 @@ def transformer_shape(row: Fields, arch: Record, runtime: Runtime) -> Transforme
         tied=flag("tied_embeddings", not any(w in name for w in _UNTIED)), dropout=flag("dropout", False),
         flash=flag("flash_attention", runtime.flash_attention), compiled=flag("compile", runtime.compiled),
         head_share=_head_share(row, encoder), trainable_share=row.number("trainable_share") or 1.0,
+        quantized=flag("quantized", False), fused_loss=None if row.number("fused_loss") is None else bool(row.number("fused_loss")),
         **({"head_size": head_size} | experts),
     )  # fmt: skip
 

@@ -25,6 +25,7 @@ from cost_models.traits import load_runtime
 from cost_models.traits import runtime_names as known_runtimes
 from cost_models.types import MEMORY_PARTS, Cluster, FloatArray, IntArray, Plan, PlanTable, Workload
 
+_PER_PLAN = ("num_groups", "reserved_factor", "measured", "limit_bytes", "is_accelerator")  # of RawMemory, beside its bytes
 _FULL = 0.95  # share of a device's memory that reclaimable memory may fill
 
 
@@ -51,6 +52,7 @@ class RawMemory:
     reserved_factor: FloatArray  # the runtime's own, NaN: the constant
     measured: FloatArray  # 1 where the runtime was compared with published figures
     limit_bytes: FloatArray  # of the device, what reclaimable memory may fill
+    is_accelerator: FloatArray  # 0: processes on CPUs, which have no driver's context and no caching allocator
 
 
 def memory_costs(
@@ -111,7 +113,7 @@ def raw_rows(
     for i, (workload, cluster) in enumerate(zip(workloads, clusters, strict=True)):
         groups.setdefault((id(workload), id(cluster), ranks[i] if ranks else "fullest"), []).append(i)
     priced = {name: np.zeros(len(plans)) for name in PRICED}
-    other = {name: np.zeros(len(plans)) for name in ("num_groups", "reserved_factor", "measured", "limit_bytes")}
+    other = {name: np.zeros(len(plans)) for name in _PER_PLAN}
     for (_, _, rank), members in groups.items():
         index = np.array(members, dtype=np.int64)
         alone = np.arange(len(index))
@@ -134,7 +136,7 @@ def finish(raw: RawMemory, constants: MemoryConstants) -> MemoryCosts:
     """
     parts = {name: raw.bytes[name] for name in MEMORY_PARTS if name != "reserve"}
     parts["temporaries"] = parts["temporaries"] + constants.floor_bytes
-    context = constants.context_bytes + constants.group_bytes * raw.num_groups
+    context = raw.is_accelerator * (constants.context_bytes + constants.group_bytes * raw.num_groups)
     allocated = np.sum(list(parts.values()), axis=0)
     least = constants.least_reserved_factor
     hard = allocated * least + raw.bytes["pooled"] + context
@@ -142,7 +144,7 @@ def finish(raw: RawMemory, constants: MemoryConstants) -> MemoryCosts:
     over = np.maximum(np.maximum(load, save) - hard, 0.0) / least  # load or save need more than the step
     allocated, hard = allocated + over, hard + over * least
     factor = np.where(np.isnan(raw.reserved_factor), constants.reserved_factor, raw.reserved_factor)
-    unused = allocated * np.maximum(factor - least, 0.0)
+    unused = raw.is_accelerator * allocated * np.maximum(factor - least, 0.0)
     margin = np.where(raw.measured > 0, constants.high_factor, constants.unmeasured_high_factor)
     peak = _filled(hard, unused + raw.bytes["held"], raw.limit_bytes)
     high = _filled(hard * margin + constants.high_bytes, unused * margin + raw.bytes["held_at_worst"], raw.limit_bytes)
@@ -176,6 +178,7 @@ class _Shared:
     reserved_factor: FloatArray
     measured: FloatArray
     limit_bytes: float
+    is_accelerator: float
 
 
 def _kinds(plans: PlanTable) -> tuple[IntArray, IntArray]:
@@ -192,7 +195,7 @@ def _shared(
     job = StepJob(
         cells=make_cells(workload, one, traits, rank=rank), num_params=workload.num_params, input_bytes=workload.input_bytes,
         resident_bytes=workload.resident_bytes, gpus_per_node=cluster.gpus_per_node, activation_scale=constants.activation_scale,
-        padding=_padding(workload, one),
+        tokens_per_sample=workload.tokens_per_sample, padding=_padding(workload, one),
     )  # fmt: skip
     degrees = (one.dp_replicate_degree, one.dp_shard_degree, one.tp_degree, one.cp_degree, one.pp_degree)
     own = np.array([np.nan if t.reserved_factor is None else t.reserved_factor for t in traits])
@@ -200,6 +203,7 @@ def _shared(
         sizes=stage_sizes(job, one), kind=kind, num_microbatches=plans.num_microbatches,
         num_groups=np.sum([d > 1 for d in degrees], axis=0).astype(np.float64), reserved_factor=own[one.runtime],
         measured=np.array([float(t.measured) for t in traits])[one.runtime], limit_bytes=_FULL * cluster.device.memory_bytes,
+        is_accelerator=float(cluster.device.family != "cpu"),
     )  # fmt: skip
 
 
@@ -219,7 +223,7 @@ def _raw(shared: _Shared, part: slice) -> RawMemory:
     return RawMemory(
         bytes=step_bytes(shared.sizes, kind, shared.num_microbatches[part]), num_groups=shared.num_groups.take(kind),
         reserved_factor=shared.reserved_factor.take(kind), measured=shared.measured.take(kind),
-        limit_bytes=np.full(len(kind), shared.limit_bytes),
+        limit_bytes=np.full(len(kind), shared.limit_bytes), is_accelerator=np.full(len(kind), shared.is_accelerator),
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ CELL_COLUMNS = (
     "params", "experts", "trainable", "trainable_experts", "kept", "again", "temporary", "freed", "logits", "boundary",
     "unit", "unit_trainable", "root", "root_trainable", "stage", "is_first", *_STATE_COLUMNS, *_TRAIT_COLUMNS,
 )  # fmt: skip
+_ADAM_BYTES = 8.0
 _KEY = ("pp_degree", "tp_degree", "cp_degree", "ep_degree", "sequence_parallel", "recompute", "runtime")
 
 
@@ -113,8 +114,12 @@ def _state_columns(workload: Workload, keys: PlanTable, traits: Sequence[MemoryT
     out: dict[str, FloatArray] = {}
     for name, value in own.items():
         theirs = [getattr(t, name) for t in traits]
-        table = np.array([value if v is None or not low else v for v in theirs], dtype=np.float64)
+        if name == "state_bytes":  # a runtime's is that of Adam's two moments, in fp32 elsewhere
+            theirs = [None if v is None else v * min(value / _ADAM_BYTES, 1.0) for v in theirs]
+        is_quantized = name == "param_bytes" and value < 2.0  # which no runtime undoes
+        table = np.array([value if v is None or not low or is_quantized else v for v in theirs], dtype=np.float64)
         out[name] = table[keys.runtime]
+    out["grad_bytes"] = out["grad_bytes"] - np.array([t.reused_grad_bytes if low else 0.0 for t in traits])[keys.runtime]
     out["sharded_grad_bytes"] = np.array([t.sharded_grad_bytes if low else 0.0 for t in traits])[keys.runtime]
     out["compute_bytes"] = np.minimum(2.0 if low else 4.0, out["param_bytes"])
     return out

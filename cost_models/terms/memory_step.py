@@ -30,8 +30,9 @@ _LASTING = ("parameters", "optimizer", "buckets", "inputs", "held", "held_at_wor
 _SIZES = (
     *_LASTING, "forward", "in_flight", "loss", "loss_in_flight", "carried_logits", "heaviest", "late", "step_is_latest", "gradients",
     "kept_gradients", "accumulated_gradients", "gathered", "root_gradients", "again", "freed", "temporary", "step", "pools_gradients",
-    "most_chunks", "chunks",
+    "most_chunks", "chunks", "held_by_few",
 )  # fmt: skip
+_FEW = 2  # micro-batches: with so few the host has no time to run far ahead of the device
 #: Plans priced at once: working arrays stay in the processor's cache.
 CHUNK = 8192
 _GPIPE, _INTERLEAVED = SCHEDULES.index("gpipe"), SCHEDULES.index("interleaved")
@@ -49,6 +50,7 @@ class StepJob:
     input_bytes: float  # per sample
     resident_bytes: float  # on every rank
     gpus_per_node: int
+    tokens_per_sample: float
     activation_scale: float  # multiple of the saved bytes counted
     padding: FloatArray  # (kinds, 2): what equal shards of the layers and of the root take over what they hold
 
@@ -118,6 +120,7 @@ def _stage(job: StepJob, plan: dict[str, IntArray], c: Columns) -> Columns:
     boundary = micro * c["boundary"]
     whole = np.where(plan["tp_degree"] > 1, boundary, 0.0)  # one layer's output, not divided by tensor parallelism
     sharded, offload = has["is_sharded"] > 0, plan["offload"] > 0
+    layer_flops = 2.0 * c["unit"] * job.tokens_per_sample * plan["micro_batch"]
     lasting = has["parameters"] + has["optimizer"]
     gathered16 = c["saves_gathered"] * c["compute_bytes"] * job.num_params
     built = c["builds_on_host"] * _BUILD_BYTES * job.num_params
@@ -126,7 +129,9 @@ def _stage(job: StepJob, plan: dict[str, IntArray], c: Columns) -> Columns:
         "gathered": has["gathered"] + whole * c["gather_buffers"],
         "in_flight": micro * c["kept"] + np.where(plan["pp_degree"] > 1, c["boundary_copies"], 0.0) * boundary,
         "again": micro * c["again"], "freed": micro * c["freed"], "temporary": plan["micro_batch"] * c["temporary"],
-        "held": whole * _held_outputs(plan, job.cells.held) if job.cells.held else np.zeros_like(whole), "held_at_worst": whole * c["held_outputs"],
+        "held": whole * _held_outputs(plan, layer_flops, np.inf, job.cells.held),
+        "held_by_few": whole * _held_outputs(plan, layer_flops, _FEW, job.cells.held),
+        "held_at_worst": whole * c["held_outputs"],
         "load": np.where(sharded, has["parameters"] + c["param_bytes"] * c["unit"], np.where(offload, 0.0, c["param_bytes"] * c["params"])),
         "save": lasting + np.where(sharded, np.maximum(gathered16, c["compute_bytes"] * c["unit"]), 0.0),
         "host": np.where(offload, _HOST_BUFFERS * np.maximum(built, has["offloaded"]), built) * job.gpus_per_node,
@@ -237,15 +242,23 @@ def _parts(s: Columns, num_microbatches: IntArray) -> Columns:
         "activations": np.where(is_forward, activations - s["freed"] * in_backward, 0.0),
         "gathered": np.where(is_step, 0.0, s["gathered"] + s["root_gradients"] * in_backward),
         "temporaries": s["temporary"] * in_backward + np.where(is_step, s["step"], 0.0),
+        "held": np.where(num_microbatches > _FEW, s["held"], s["held_by_few"]),
         "pooled": s["pools_gradients"] * np.maximum(s["gradients"] - gradients, 0.0),
     }  # fmt: skip
 
 
-def _held_outputs(plan: dict[str, IntArray], held: Mapping[int, tuple[Mapping[str, float], ...]]) -> FloatArray:
+def _held_outputs(
+    plan: dict[str, IntArray], layer_flops: FloatArray, num_microbatches: float, held: Mapping[int, tuple[Mapping[str, float], ...]]
+) -> FloatArray:
     """Freed layer outputs that a runtime was seen to hold in such a plan (`held_where`); the first entry that applies counts."""
     out = np.zeros(len(plan["runtime"]))
+    if not held:
+        return out
     data = plan["dp_replicate_degree"] * plan["dp_shard_degree"]
-    columns = {name: plan[name] for name in ("pp_degree", "tp_degree")} | {"dp_degree": data}
+    columns: dict[str, FloatArray | IntArray] = {
+        "layer_flops": layer_flops, "num_microbatches": np.full(len(out), num_microbatches), "dp_degree": data,
+        "pp_degree": plan["pp_degree"], "tp_degree": plan["tp_degree"],
+    }  # fmt: skip
     columns["num_gpus"] = data * plan["tp_degree"] * plan["cp_degree"] * plan["pp_degree"]
     for runtime, alternatives in held.items():
         for entry in reversed(alternatives):

@@ -1,8 +1,9 @@
 """Errors on published memory figures, held out, against a committed baseline.
 
 Two kinds of folds. "model": constants fitted without the model being scored. "source": constants fitted without the source being scored,
-and its runtime's habits only as code or documentation tell them. "unknown_runtime": the same, all runs taken for plain PyTorch. memory_runs.csv has the published figures with the shapes and layouts
-they belong to and, in `source`, the repository each was published in; `counted` is what a figure counts and `rank` whose it is. `python tests/accuracy/test_memory.py` writes a new baseline.
+and its runtime's habits only as code or documentation tell them. "unknown_runtime": constants likewise, but the source's runs taken for
+plain PyTorch's. memory_runs.csv has the published figures with the shapes and layouts they belong to and, in `source`, the repository each
+was published in; `counted` is what a figure counts and `rank` whose it is. `python tests/accuracy/test_memory.py` writes a new baseline.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from advisor.measure.memory_eval import MemoryRuns, fold_errors, predicted, pric
 from cost_models.terms.memory import memory_costs_rows
 from cost_models.terms.memory_traits import GENERIC_RUNTIME, MemoryConstants, documented_traits, memory_traits
 from cost_models.transformer import TransformerShape, transformer_workload
-from cost_models.transformer_memory import loss_bytes
 from cost_models.types import Cluster, Device, Link, Plan, PlanTable, Workload
 
 CSV = Path(__file__).parent / "memory_runs.csv"
@@ -28,7 +28,7 @@ DEVICE_BYTES = {24: 24.1e9, 32: 34.1e9, 80: 84.95e9, 96: 101e9, 141: 150.1e9, 18
 _LINK = Link(name="any", bytes_per_s=1e11, latency_s=1e-6)
 _COUNTS = ("num_layers", "num_heads", "num_kv_heads", "num_experts", "num_active_experts", "num_dense_layers")
 _SIZES = ("hidden_size", "ffn_size", "vocab_size", "seq_len", "expert_ffn_size", "shared_ffn_size")
-_FLAGS = ("gated", "tied", "dropout", "flash", "compiled", "latent_attention")
+_FLAGS = ("gated", "tied", "dropout", "flash", "compiled", "latent_attention", "fused_loss")
 BASELINE = Path(__file__).parent / "memory_baseline.json"
 #: Share by which an error may grow before the test fails: constants are taken from a grid.
 SLACK = 1.1
@@ -58,7 +58,7 @@ def measure(runs: MemoryRuns) -> dict[str, dict[str, float]]:
         "unknown_runtime": (plain, runs.source, memory_traits),
     }  # fmt: skip
     for kind, (some, groups, traits_of) in folds.items():
-        error, high = fold_errors(some, groups, traits_of=traits_of)
+        error, high = fold_errors(runs, groups, traits_of=traits_of, held_out=some)
         table = summary(error, runs.source)
         good = np.isin(quality, ["A", "B"])
         out[kind] = {
@@ -69,7 +69,8 @@ def measure(runs: MemoryRuns) -> dict[str, dict[str, float]]:
         } | {f"median {name}": value for name, value in table["median"].drop("all").items()}  # fmt: skip
         costs = memory_costs_rows(some.workloads, some.clusters, some.plans, traits_of=traits_of)
         room = np.array([c.device.memory_bytes for c in runs.clusters])
-        out[kind]["ran_but_called_too_big"] = float((costs.high > room).mean())
+        out[kind]["ran_but_called_too_big"] = float((costs.peak > room).mean())
+        out[kind]["ran_but_not_recommended"] = float((costs.high > room).mean())
     return {kind: {name: round(float(value), 4) for name, value in values.items()} for kind, values in out.items()}
 
 
@@ -84,11 +85,13 @@ def test_errors_are_no_worse_than_the_baseline(figures):
 
 def test_targets_are_met(figures):
     model, source = figures["model"], figures["source"]
-    assert model["median"] <= 0.07
-    assert model["p90"] <= 0.22
-    assert source["mean_of_source_medians"] <= 0.12
-    assert source["high_under_by_5_percent"] <= 0.05
-    assert source["ran_but_called_too_big"] <= 0.02
+    assert model["median"] <= 0.045
+    assert model["p90"] <= 0.18
+    assert model["high_under_by_5_percent"] <= 0.015
+    assert source["mean_of_source_medians"] <= 0.06
+    assert source["high_under_by_5_percent"] <= 0.01
+    assert source["ran_but_called_too_big"] <= 0.005
+    assert source["ran_but_not_recommended"] <= 0.01
     assert figures["unknown_runtime"]["mean_of_source_medians"] <= 0.12
 
 
@@ -106,7 +109,7 @@ def read_memory_runs(runtime: str = "") -> MemoryRuns:
     clusters = {gb: _cluster(size) for gb, size in DEVICE_BYTES.items()}
     workloads: dict[tuple[object, ...], Workload] = {}
     rows = frame.to_dict("records")
-    keys = [tuple(r[c] for c in (*_COUNTS, *_SIZES, *_FLAGS, "fused_loss", "runtime")) for r in rows]
+    keys = [tuple(r[c] for c in (*_COUNTS, *_SIZES, *_FLAGS, "runtime")) for r in rows]
     for key, row in zip(keys, rows, strict=True):
         if key not in workloads:
             workloads[key] = _workload(row)
@@ -127,10 +130,7 @@ def _workload(row: dict[str, object]) -> Workload:
     shape = TransformerShape(
         **{c: int(row[c]) for c in _COUNTS}, **{c: float(row[c]) for c in _SIZES}, **{c: bool(row[c]) for c in _FLAGS}
     )  # fmt: skip
-    workload = transformer_workload(shape, runtime=str(row["runtime"]))
-    traits = dataclasses.replace(memory_traits(str(row["runtime"])), compiles_loss=bool(row["fused_loss"]))
-    logits = loss_bytes(shape.vocab_size, shape.seq_len, traits, fused=True)
-    return dataclasses.replace(workload, logits_bytes=logits)
+    return transformer_workload(shape, runtime=str(row["runtime"]))
 
 
 def _plan(row: dict[str, object]) -> Plan:

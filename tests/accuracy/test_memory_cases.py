@@ -14,7 +14,6 @@ import pytest
 from cost_models.terms.memory import memory_costs
 from cost_models.terms.memory_traits import GIB, memory_traits
 from cost_models.transformer import TransformerShape, transformer_workload
-from cost_models.transformer_memory import loss_bytes
 from cost_models.types import Cluster, Device, Link, Plan, PlanTable
 
 CASES = pd.read_csv(Path(__file__).parent / "memory_cases.csv").to_dict("records")
@@ -30,13 +29,10 @@ def answer(case: dict) -> tuple[bool, str]:
     """Whether the model agrees with the report, and its figures in words."""
     shape = TransformerShape(
         **{k: int(case[k]) for k in SHAPE_COUNTS}, **{k: float(case[k]) for k in SHAPE_SIZES}, gated=bool(case["gated"]),
-        tied=bool(case["tied"]), trainable_share=case["trainable_share"],
+        tied=bool(case["tied"]), trainable_share=case["trainable_share"], fused_loss=bool(case["fused_loss"]),
     )  # fmt: skip
     workload = transformer_workload(shape, precision=case["precision"], runtime=case["runtime"])
     traits = memory_traits(case["runtime"])
-    own_loss = dataclasses.replace(traits, compiles_loss=bool(case["fused_loss"]))
-    logits = loss_bytes(shape.vocab_size, shape.seq_len, own_loss, fused=True)
-    workload = dataclasses.replace(workload, logits_bytes=logits)
     zero, data, pp = int(case["zero_stage"]), int(case["dp_degree"]), int(case["pp_degree"])
     plan = Plan(
         dp_replicate_degree=1 if zero else data, dp_shard_degree=data if zero else 1, tp_degree=int(case["tp_degree"]), pp_degree=pp,

@@ -16,7 +16,6 @@ import pytest
 from cost_models.terms.memory import MemoryCosts, memory_costs
 from cost_models.terms.memory_traits import GIB, memory_traits
 from cost_models.transformer import TransformerShape, transformer_workload
-from cost_models.transformer_memory import loss_bytes
 from cost_models.types import Cluster, Device, LayerGroup, Link, OpTable, OptimizerSpec, Plan, PlanTable, Workload
 from tests.accuracy import test_memory_cases, test_throughput_cases
 
@@ -46,9 +45,7 @@ def test_a026_each_saving_lowers_the_peak():
     )  # fmt: skip
 
     def peak(*, compiled: bool = False, chunked: bool = False, recompute: str = "none", state_bytes: float = 4.0) -> float:
-        workload = transformer_workload(dataclasses.replace(base, compiled=compiled), runtime="torchtune")
-        logits = loss_bytes(base.vocab_size, base.seq_len, dataclasses.replace(traits, compiles_loss=chunked), fused=True)
-        workload = dataclasses.replace(workload, logits_bytes=logits)
+        workload = transformer_workload(dataclasses.replace(base, compiled=compiled, fused_loss=chunked), runtime="torchtune")
         plan = PlanTable.from_plans([Plan(micro_batch=2, recompute=recompute, runtime="torchtune")])
         device = Device(name="any", memory_bytes=85e9, memory_bytes_per_s=1e12, peak_flops_per_s={"bf16": 1e15})
         cluster = Cluster(device=device, gpus_per_node=1, num_nodes=1, intra=LINK, inter=LINK)

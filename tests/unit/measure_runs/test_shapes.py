@@ -37,6 +37,7 @@ STATED = {
     "llama2-7B": 6.74, "llama3-70B": 70.55, "llama3.2-1B": 1.24, "mistral-7B": 7.24, "gemma-2B": 2.51, "gemma-7B": 8.54, "gemma-2-9B": 9.24,
     "gemma-2-27B": 27.2, "qwen2.5-7B": 7.62, "qwen3-4B": 4.02, "qwen3-30B-A3B": 30.5, "mixtral-8x7B": 46.7, "gpt-oss-120B": 117.0,
     "phi-2": 2.78, "phi-3-mini": 3.82, "tiny-llama": 1.1, "pythia-6.9B": 6.86, "bloom-176B": 176.2, "gpt-neox-20B": 20.6, "dbrx": 132.0,
+    "deepseek-v2": 235.7, "deepseek-v3": 671.0,
 }  # fmt: skip
 
 

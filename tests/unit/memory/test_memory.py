@@ -125,6 +125,16 @@ def test_states_are_eighteen_bytes_per_parameter_in_megatron_and_six_plus_twelve
     assert states / workload.num_params == pytest.approx([18.0, 6 + 12 / 8])
 
 
+def test_processes_on_cpus_have_no_driver_and_no_caching_allocator():
+    cpu = dataclasses.replace(CLUSTER, device=dataclasses.replace(DEVICE, name="cpu", family="cpu"))
+    plan = PlanTable.from_plans([Plan(runtime="ddp", dp_replicate_degree=4)])
+    workload = transformer_workload(SMALL)
+    on_cpu, on_gpu = memory_costs(workload, cpu, plan), memory_costs(workload, CLUSTER, plan)
+    assert on_cpu.allocated == on_gpu.allocated
+    assert on_cpu.peak[0] < 1.03 * on_cpu.allocated[0] < on_gpu.peak[0]
+    assert on_cpu.load[0] < on_gpu.load[0]
+
+
 @pytest.mark.parametrize(("stage", "bytes_per_param"), [(1, 2 + 2 + 16 / 8), (2, 2 + (2 + 16) / 8), (3, (2 + 2 + 16) / 8)])
 def test_zero_stages_divide_optimizer_then_gradients_then_parameters(stage, bytes_per_param):
     workload = transformer_workload(SMALL)

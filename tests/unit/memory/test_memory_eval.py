@@ -43,7 +43,7 @@ def made_up_runs(constants: MemoryConstants) -> MemoryRuns:
 
 
 def test_a_fit_finds_the_constants_behind_the_figures():
-    truth = MemoryConstants(reserved_factor=1.06, floor_bytes=0.2 * GIB, context_bytes=1.6 * GIB, group_bytes=0.5 * GIB)
+    truth = MemoryConstants(reserved_factor=1.06, context_bytes=1.6 * GIB, group_bytes=0.5 * GIB)
     runs = made_up_runs(truth)
     got = fit_memory_constants(runs, price_runs(runs), np.ones(len(runs), bool))
     error = np.abs(np.log(predicted(runs, price_runs(runs), got)[0] / runs.measured_bytes))
@@ -65,6 +65,18 @@ def test_the_group_being_scored_teaches_nothing():
     error, high = fold_errors(doubled, doubled.source)
     assert np.allclose(error[runs.source == "b"], -np.log(2), atol=0.01)
     assert (high > error).all()
+
+
+def test_a_fold_can_be_priced_with_less_than_is_known_of_it():
+    """Constants come from the runs as they are known; the fold itself is priced as it is handed in."""
+    runs = made_up_runs(MemoryConstants(reserved_factor=1.1, context_bytes=0.9 * GIB, group_bytes=0.35 * GIB))
+    plain = transformer_workload(TransformerShape(num_layers=16, hidden_size=2048, num_heads=16, vocab_size=32000, seq_len=2048))
+    plans = PlanTable.from_plans([dataclasses.replace(runs.plans.plan(i), runtime="torch") for i in range(len(runs))])
+    unknown = dataclasses.replace(runs, workloads=(plain,) * len(runs), plans=plans)
+    known_error, _ = fold_errors(runs, runs.source)
+    error, _ = fold_errors(runs, runs.source, held_out=unknown)
+    assert np.abs(known_error).max() < 0.01
+    assert np.abs(error).max() > 0.05
 
 
 def test_own_runs_move_the_share_of_activations_that_is_really_kept():
@@ -94,6 +106,12 @@ def test_published_figures_are_read_as_their_source_counts_them():
     frame = pd.DataFrame([row | {"source_repo_or_doc": "huggingface/nanotron"}, row | {"source_repo_or_doc": "somewhere"}, row])
     frame.loc[2, "peak_mem_gib"] = np.nan
     runs = memory_runs(read_runs(frame))
-    assert list(runs.counted) == ["reserved", "device"]
+    assert list(runs.counted) == ["reserved", "reserved"]
     assert list(runs.rank) == ["first", "fullest"]
     assert runs.measured_bytes[0] == 40.0 * GIB
+
+
+def test_a_source_that_prints_decimal_gigabytes_is_not_taken_for_gibibytes():
+    row = {"model_name": "llama2-7b", "seq_len": 512, "gpu": "A10G", "n_gpus": 1, "micro_batch": 1, "global_batch": 1, "peak_mem_gib": 20.0}
+    runs = memory_runs(read_runs(pd.DataFrame([row | {"source_repo_or_doc": "Lightning-AI/litgpt", "framework": "litgpt"}])))
+    assert runs.measured_bytes[0] == 20e9

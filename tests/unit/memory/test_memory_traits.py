@@ -35,6 +35,11 @@ def test_inferred_traits_can_be_left_out():
     assert documented_traits("nanotron").grad_bytes == memory_traits("nanotron").grad_bytes
 
 
+def test_a_bf16_optimizer_steps_on_the_buffer_it_accumulates_in():
+    assert memory_traits("megatron-deepspeed-bf16").sharded_grad_bytes == 0.0
+    assert memory_traits("megatron-deepspeed").sharded_grad_bytes > 0.0
+
+
 def test_wrong_traits_are_named():
     with pytest.raises(ValueError, match="stage_split"):
         MemoryTraits(stage_split="random")
