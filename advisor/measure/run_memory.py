@@ -76,8 +76,8 @@ class RunMemory:
 def run_memory(runs: RunTable, calibration: Calibration | None = None) -> RunMemory:
     """Memory of every run.
 
-    A run that doesn't state its recomputation and would not fit without is presumed to recompute as little as makes it fit: somebody
-    ran it. `assumed` says so; times don't follow, as published speeds of such runs show no recomputation of whole layers.
+    A run that doesn't state its recomputation and still would not fit with what `fill_open` presumed (its runtime's usual kinds) is taken to
+    recompute as little as makes it fit: somebody ran it. `assumed` says so; times don't follow, as such runs offload activations as well.
     """
     published = [published_as(s, n) for s, n in zip(_texts(runs, "source_repo_or_doc"), _texts(runs, "notes"), strict=True)]
     figure, fits = _priced(runs, published, calibration)

@@ -23,9 +23,9 @@ def test_a_run_that_states_no_recomputation_recomputes_as_little_as_makes_it_fit
     stated, blank = predicted(), predicted(activation_ckpt=math.nan)
     assert not stated.predicted_fits
     assert blank.predicted_fits
-    assert "activation_ckpt = full (memory only)" in blank.assumed
+    assert "activation_ckpt = full" in blank.assumed
     assert blank.predicted_peak_mem_gib < 80 < stated.predicted_peak_mem_gib
-    assert blank.predicted_step_time_s == stated.predicted_step_time_s
+    assert blank.predicted_step_time_s > stated.predicted_step_time_s
 
 
 def test_nothing_is_presumed_of_a_run_that_fits_or_never_can():
@@ -54,14 +54,6 @@ def test_figures_are_what_their_source_publishes(source, counted, rank, unit_byt
     got = published_as(source)
     assert (got.counted, got.rank, got.unit_bytes) == (counted, rank, unit_bytes)
 
-
-def test_an_unstated_layout_is_the_least_parallel_one_that_fits():
-    base = {"model_name": "gpt3-5B", "params_b": 5.0, "n_layers": 24, "hidden": 4096, "n_heads": 32, "seq_len": 2048, "vocab": 51200, "gpu": "A100",
-            "gpu_mem_gb": 80, "n_gpus": 64, "gpus_per_node": 8, "framework": "NeMo Megatron", "precision": "bf16"}  # fmt: skip
-    changes = ({}, {"n_layers": 96, "hidden": 12288, "n_heads": 96}, {"tp": 1, "pp": 1})
-    plans = [read_runs(pd.DataFrame([base | change])).plans for change in changes]
-    assert [(p.tp_degree[0], p.pp_degree[0]) for p in plans] == [(2, 1), (8, 8), (1, 1)]
-    assert "tp = 2, pp = 1" in read_runs(pd.DataFrame([base])).assumed[0]
 
 
 @pytest.mark.parametrize(
