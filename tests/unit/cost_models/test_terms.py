@@ -73,9 +73,11 @@ def test_hidden_traffic_still_slows_compute(constants):
     assert shown[1] > 4.0
 
 
-def test_the_last_bucket_of_a_reduction_always_shows(constants):
+@pytest.mark.parametrize("contention", [0.0, 0.6])
+def test_the_last_bucket_of_a_reduction_always_shows_and_the_hidden_ones_slow_compute_down(constants, contention):
+    constants = {**constants, "overlap_contention": np.array(contention)}
     shown = communication.exposed_reduction_s(np.array([1.0, 1.0]), np.array([100.0, 100.0]), np.array([1.0, 0.0]), constants)
-    assert shown.tolist() == [0.1, 1.0]
+    assert shown == pytest.approx([0.1 + 0.9 * contention, 1.0])
 
 
 def test_device_and_host_work_side_by_side():

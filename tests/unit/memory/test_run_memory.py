@@ -55,7 +55,6 @@ def test_figures_are_what_their_source_publishes(source, counted, rank, unit_byt
     assert (got.counted, got.rank, got.unit_bytes) == (counted, rank, unit_bytes)
 
 
-
 @pytest.mark.parametrize(
     ("notes", "counted"),
     [("torch.cuda.max_memory_allocated", "allocated"), ("peak memory reserved", "reserved"), ("read off nvidia-smi", "device"), ("", "reserved")],
