@@ -22,6 +22,7 @@ from cost_models.terms.compute import (
     OpShapes,
     Split,
     device_shapes,
+    keeps_order,
     peak_flops_per_s,
 )  # fmt: skip
 from cost_models.terms.volumes import gather_bytes
@@ -127,7 +128,10 @@ def make_cells(
     sizes = unit_sizes(g, tp[unit_cell], ep[unit_cell], samples[unit_cell], **outside)
     tp_here = tensor_degree(g, tp[unit_cell], outside["root_whole"])
     num_experts = np.array([x.num_experts for x in workloads])[w][cell]
-    has_maps = np.array([bool((g.ops.kind == CONVOLUTION).any()) for x in workloads for g in x.groups])[group_at]
+    in_order = [keeps_order(x.groups) for x in workloads]
+    has_maps = np.array([o or bool((g.ops.kind == CONVOLUTION).any()) for x, o in zip(workloads, in_order, strict=True) for g in x.groups])[
+        group_at
+    ]
     expert = (ops.kind == GEMM) & (ops.op_class != ATTENTION_CLASS) & (num_experts > 1) & (ops.batch == num_experts)
     shapes = device_shapes(
         ops, Split(samples=samples[cell], tp_degree=tp_here[unit], ep_degree=ep[cell], sequence_parallel=sequence[cell] * sizes["in_sequence"][unit]),

@@ -11,7 +11,7 @@ import pandas as pd
 from advisor.profiling.schema import StepProfile
 from cost_models import Calibration, load_calibration, op_seconds
 from cost_models.catalogue import gpu_for_device_name
-from cost_models.terms.compute import FLASH_BACKWARD_FACTOR, peak_flops_per_s
+from cost_models.terms.compute import FLASH_BACKWARD_FACTOR, keeps_order, peak_flops_per_s
 from cost_models.terms.optimizer import optimizer_bytes_per_param
 from cost_models.types import BATCH_DIMS, OP_CLASSES, PHASES, PRICING_KINDS, Cluster, Device, FloatArray, IntArray, OpTable, Workload
 
@@ -117,7 +117,14 @@ def modelled_work(profile: StepProfile, workload: Workload, cluster: Cluster, ca
 
 def _group_work(ops: OpTable, repeats: int, workload: Workload, cluster: Cluster, calibration: Calibration) -> Work:
     device, samples = cluster.device, float(workload.traced_batch)
-    seconds = op_seconds(ops, device, micro_batch=samples, compute_dtype=workload.compute_dtype, calibration=calibration)
+    seconds = op_seconds(
+        ops,
+        device,
+        micro_batch=samples,
+        compute_dtype=workload.compute_dtype,
+        calibration=calibration,
+        in_order=keeps_order(workload.groups),
+    )
     flops = op_flops(ops, samples)
     num_bytes = ops.bytes_per_sample * samples + ops.bytes_fixed
     peak = np.where(

@@ -37,8 +37,8 @@ def predict_runs(
 
     Returns:
         All rows in order with PREDICTED_COLUMNS. The step is that of the row's global batch, or of the one named in `assumed`, and
-        `predicted_samples_per_s` all GPUs' samples in it by its time. `predicted_peak_mem_gib` is what the
-        row's source publishes (`PUBLISHED`), `predicted_fits` whether the fullest rank's peak is expected within the device's memory.
+        `predicted_samples_per_s` all GPUs' samples in it by its time (mel frames or values of sound where the row's notes name
+        them as unit). `predicted_peak_mem_gib` is what the row's source publishes (`PUBLISHED`), `predicted_fits` whether the fullest rank's peak is expected within the device's memory.
         `predicted_breakdown` is JSON (seconds by part), `assumed` names the
         fields that got a default, `skipped_reason` says why a row has no prediction.
 
@@ -97,7 +97,7 @@ def _anchor_key(runs: RunTable, i: int) -> tuple[int, str, int]:
 
 def _fill(out: pd.DataFrame, runs: RunTable, prices: Estimates, memory: RunMemory) -> None:
     plans = runs.plans
-    samples = plans.dp_replicate_degree * plans.dp_shard_degree * plans.micro_batch * plans.num_microbatches
+    samples = plans.dp_replicate_degree * plans.dp_shard_degree * plans.micro_batch * plans.num_microbatches * runs.units_per_sample
     columns = {
         "predicted_step_time_s": prices.step_time_s, "predicted_low_s": prices.low_s, "predicted_high_s": prices.high_s,
         "predicted_samples_per_s": samples / prices.step_time_s,

@@ -13,7 +13,9 @@ from cost_models.types import Cluster, Plan, PlanTable, Workload
 
 #: Where neither batch is stated: tokens of a step of a network that reads text, and the largest micro-batch that is tried.
 PRESUMED_TOKENS = 2.0**21
-PRESUMED_MICRO_BATCHES = tuple(2**i for i in range(8, -1, -1))
+PRESUMED_MICRO_BATCH = 256
+#: Tokens of a sequence up to which a transformer is presumed to take as many sequences at a time as fit, as BERT is trained.
+SHORT_SEQUENCE = 512
 
 
 def states_batch(row: Fields) -> bool:
@@ -58,18 +60,19 @@ def with_presumed_batch(row: Fields, plan: Plan, workload: Workload) -> Plan:
     return _named(row, dataclasses.replace(plan, micro_batch=1, num_microbatches=num_micro))
 
 
-def with_fitting_micro_batch(row: Fields, plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
-    """The plan of a network whose row doesn't state its micro-batch: the largest power of two up to 256 that fits the device's memory.
+def with_fitting_micro_batch(
+    row: Fields, plan: Plan, workload: Workload, cluster: Cluster, *, most: int = PRESUMED_MICRO_BATCH, accumulates: bool = False
+) -> Plan:
+    """The plan of a network whose row doesn't state its micro-batch: `most`, or the largest power of two below that fits the device's memory.
 
-    Accumulation makes up the global batch; where that isn't stated either, about two million tokens, or one micro-batch of a network that
-    doesn't read text.
+    Accumulation makes up the global batch; where that isn't stated either, about two million tokens if `accumulates`, else there is none.
     """
-    micro, total = _largest_that_fits(plan, workload, cluster), row.number("global_batch")
+    micro, total = _largest_that_fits(plan, workload, cluster, most), row.number("global_batch")
     if total is not None:
         share = max(round(total / plan.dp_degree), 1)
         micro = min(micro, share)
         num_micro = max(round(share / micro), 1)
-    elif workload.sample_unit == "tokens":
+    elif accumulates:
         num_micro = round(PRESUMED_TOKENS / (workload.tokens_per_sample * micro * plan.dp_degree))
     else:
         num_micro = 1
@@ -84,7 +87,8 @@ def _named(row: Fields, plan: Plan) -> Plan:
     return plan
 
 
-def _largest_that_fits(plan: Plan, workload: Workload, cluster: Cluster) -> int:
-    tried = PlanTable.from_plans([dataclasses.replace(plan, micro_batch=n) for n in PRESUMED_MICRO_BATCHES])
+def _largest_that_fits(plan: Plan, workload: Workload, cluster: Cluster, most: int) -> int:
+    sizes = (most, *(2**i for i in range((most - 1).bit_length() - 1, -1, -1)))
+    tried = PlanTable.from_plans([dataclasses.replace(plan, micro_batch=n) for n in sizes])
     fits = estimate(workload, cluster, tried).high_memory_bytes <= cluster.device.memory_bytes
-    return PRESUMED_MICRO_BATCHES[int(np.argmax(fits))] if fits.any() else 1
+    return sizes[int(np.argmax(fits))] if fits.any() else 1

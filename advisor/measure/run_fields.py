@@ -7,10 +7,11 @@ import functools
 import math
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 import pandas as pd
 
-from advisor.measure.known_networks import network_workload
+from advisor.measure.known_networks import KnownNetwork, known_network
 from advisor.measure.row_notes import with_notes
 from advisor.measure.run_batch import states_batch
 from advisor.measure.run_layout import ReadRow
@@ -61,13 +62,14 @@ class RowReader:
         if not 1 <= num_gpus <= _MOST_GPUS:
             raise Skip(f"the number of GPUs is {row.text('n_gpus') or 'not stated'}")
         cluster = self._cluster(row, device, num_gpus)
-        workload, is_transformer = self._workload(row, runtime, device)
-        plan_of = functools.partial(
-            transformer_plan if is_transformer else network_plan, runtime=runtime, num_gpus=num_gpus, workload=workload, cluster=cluster
+        workload, network = self._workload(row, runtime, device)
+        known: dict[str, Any] = {"runtime": runtime, "num_gpus": num_gpus, "workload": workload, "cluster": cluster}
+        plan_of = (
+            functools.partial(transformer_plan, **known) if network is None else functools.partial(network_plan, network=network, **known)
         )
         return ReadRow(
             row=row, workload=workload, cluster=cluster, plan=plan_of(row), states_batch=states_batch(row), runtime=runtime,
-            plan_of=plan_of, is_transformer=is_transformer,
+            plan_of=plan_of, is_transformer=network is None, units_per_sample=network.units_per_sample(row.text("notes")) if network else 1.0,
         )  # fmt: skip
 
     def _cluster(self, row: Fields, device: Device, num_gpus: int) -> Cluster:
@@ -84,27 +86,29 @@ class RowReader:
             row.assumed.append("inter_link")
         return self._clusters[key]
 
-    def _workload(self, row: Fields, runtime: Runtime, device: Device) -> tuple[Workload, bool]:
-        """The model, and whether it is a transformer by its sizes (else a network by its name)."""
+    def _workload(self, row: Fields, runtime: Runtime, device: Device) -> tuple[Workload, KnownNetwork | None]:
+        """The model, and the network that it is by its name, if it is no transformer by its sizes."""
         precision = _precision(row, device, runtime)
         name = row.text("model_name")
         arch = find_shape(name, self._shapes) or presumed_shape(row)
         if row.number("hidden") is None and not is_number(arch.get("hidden")):
-            return self._network(row, name, precision), False
+            is_autocast = "amp" in row.text("precision").lower() and precision == "fp16"  # Apex's own way of "amp" is known for BERT alone
+            network = self._network(row, name, "amp16" if is_autocast else precision)
+            return network.workload, network
         shape = transformer_shape(row, arch, runtime)
         optimizer = row.text("optimizer_name") or "adamw"
         key = (shape, precision, optimizer, runtime.name)
         if key not in self._workloads:
             self._workloads[key] = transformer_workload(shape, name=name, precision=precision, optimizer=optimizer, runtime=runtime.name)
-        return self._workloads[key], True
+        return self._workloads[key], None
 
-    def _network(self, row: Fields, name: str, precision: str) -> Workload:
-        found = network_workload(name, precision, int(row.number("seq_len") or 0))
+    def _network(self, row: Fields, name: str, precision: str) -> KnownNetwork:
+        found = known_network(name, precision, int(row.number("seq_len") or 0))
         if found is None:
             raise Skip(f'the shape of "{name}" is neither stated nor known')
-        workload, assumed = found
-        row.assumed += assumed
-        return self._workloads.setdefault((name, precision, workload.seq_len), workload)
+        row.assumed += found.assumed
+        workload = self._workloads.setdefault((name, precision, found.workload.seq_len), found.workload)
+        return dataclasses.replace(found, workload=workload)
 
 
 @functools.cache

@@ -35,6 +35,7 @@ class ReadRow:
     runtime: Runtime
     plan_of: PlanOf  # plan of a row with more of its fields filled in
     is_transformer: bool  # by its sizes; else a network by its name
+    units_per_sample: float = 1.0  # of the unit in which the row counts throughput
 
     @property
     def assumed(self) -> tuple[str, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from advisor.measure.run_batch import states_batch, with_fitting_micro_batch, with_presumed_batch, with_stated_batch
+from advisor.measure.known_networks import KnownNetwork
+from advisor.measure.run_batch import SHORT_SEQUENCE, states_batch, with_fitting_micro_batch, with_presumed_batch, with_stated_batch
 from advisor.measure.run_sharding import recompute_of, sharding_of
 from advisor.measure.run_values import Fields, Skip
 from cost_models.traits import Runtime
@@ -21,11 +22,17 @@ def transformer_plan(row: Fields, *, runtime: Runtime, num_gpus: int, workload: 
     """
     plan = _layout(row, runtime, cluster, num_gpus, is_interleaved=True)
     _check_layout(plan, workload)
-    return _checked(with_stated_batch(row, plan, runtime) if states_batch(row) else with_presumed_batch(row, plan, workload))
+    if states_batch(row):
+        return _checked(with_stated_batch(row, plan, runtime))
+    if workload.seq_len <= SHORT_SEQUENCE:
+        return _checked(with_fitting_micro_batch(row, plan, workload, cluster, accumulates=True))
+    return _checked(with_presumed_batch(row, plan, workload))
 
 
-def network_plan(row: Fields, *, runtime: Runtime, num_gpus: int, workload: Workload, cluster: Cluster) -> Plan:
-    """Plan of a network known by its name; where no micro-batch is stated, of the largest usual one that fits.
+def network_plan(
+    row: Fields, *, network: KnownNetwork, runtime: Runtime, num_gpus: int, workload: Workload, cluster: Cluster
+) -> Plan:  # fmt: skip
+    """Plan of a network known by its name; where no micro-batch is stated, its recipe's or the largest below that fits.
 
     Raises:
         Skip: the layout or the batch is impossible.
@@ -33,7 +40,8 @@ def network_plan(row: Fields, *, runtime: Runtime, num_gpus: int, workload: Work
     plan = _layout(row, runtime, cluster, num_gpus, is_interleaved=False)
     _check_layout(plan, workload)
     if row.number("micro_batch") is None and row.number("grad_accum") is None:
-        return _checked(with_fitting_micro_batch(row, plan, workload, cluster))
+        most = max(network.usual_batch // plan.dp_degree, 1) if network.shares_batch else network.usual_batch
+        return _checked(with_fitting_micro_batch(row, plan, workload, cluster, most=most, accumulates=network.accumulates))
     return _checked(with_stated_batch(row, plan, runtime))
 
 

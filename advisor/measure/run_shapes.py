@@ -18,7 +18,13 @@ _GATED = ("llama", "qwen", "deepseek", "mixtral", "mistral", "gpt-oss", "kimi", 
 _UNTIED = ("llama2", "llama3", "qwen", "8.86b", "80b", "70.6b", "deepseek", "nemotron", "mixtral", "mistral", "gpt-oss", "kimi")
 _GPT_VOCAB = 51200.0  # GPT-2's, padded
 #: Last words of a name that say how a model was tuned, not how large it is.
-_TUNED = re.compile(r"(?i)hf|it|chat|base|instruct|pretrain|\d+k|v\d+(\.\d+)?")
+_TUNED = re.compile(r"(?i)hf|it|chat|base|instruct|pretrain|uncased|cased|\d+k|v\d+(\.\d+)?")
+#: What else tables put beside a name: remarks in brackets, and how the model was trained.
+_REMARKS = re.compile(
+    r"(?i)\([^)]*\)|\b(pre-?training|fine-?tuning|training|phase ?[12]|squad( ?v?\d\.\d)?|mrpc|lamb|(sequence|seq)[ _-]?(len(gth)?)? ?=? ?\d+)\b"
+)
+#: Tokens of BERT's sequences by what is said of its training, and where nothing is.
+_ENCODER_TOKENS = (("phase ?2", 512.0), ("phase ?1", 128.0), ("squad|fine-?tun", 384.0), ("", 512.0))
 
 
 @functools.cache
@@ -43,7 +49,7 @@ def find_shape(name: str, shapes: Mapping[str, Record]) -> Record:
     Returns:
         The row, empty for a name that isn't known.
     """
-    words = name.rpartition("/")[2].split("-")
+    words = re.split(r"[-_ ]+", _REMARKS.sub(" ", name.rpartition("/")[2]).strip(" -_,:"))
     while words:
         for start in range(len(words)):
             found = shapes.get(plain_name("-".join(words[start:])))
@@ -100,7 +106,10 @@ def transformer_shape(row: Fields, arch: Record, runtime: Runtime) -> Transforme
         raise Skip("layers and hidden size are neither stated nor known")
     if row.number("layers_from_params"):
         row.assumed.append("n_layers")
-    seq_len, heads = size("seq_len", 2048.0), size("n_heads", max(1.0, hidden // (128 if hidden > 2048 else 64)))
+    seq_len, heads = (
+        size("seq_len", _usual_tokens(row) if "bert" in name else 2048.0),
+        size("n_heads", max(1.0, hidden // (128 if hidden > 2048 else 64))),
+    )
     if row.number("flash_attention") is None:
         row.assumed.append("flash_attention")
     gated, encoder, ffn = flag("gated_mlp", any(w in name for w in _GATED)), "bert" in name, size("ffn_hidden", 4 * hidden)
@@ -121,7 +130,18 @@ def _head_share(row: Fields, encoder: bool) -> float:
     """Positions with logits: all of a language model, one in seven of BERT's pre-training, none of its question answering (SQuAD)."""
     if not encoder:
         return 1.0
-    return 0.0 if "squad" in row.text("notes").lower() or row.text("source_repo_or_doc").startswith("lambdal") else 0.15
+    is_tuned = re.search("squad|fine-?tun", _about_training(row))
+    return 0.0 if is_tuned or row.text("source_repo_or_doc").startswith("lambdal") else 0.15
+
+
+def _about_training(row: Fields) -> str:
+    return " ".join(row.text(column).lower() for column in ("model_name", "source_path_or_table", "notes")).replace("_", " ")
+
+
+def _usual_tokens(row: Fields) -> float:
+    """Tokens of an encoder's sequences where the row doesn't state them."""
+    said = _about_training(row)
+    return next(tokens for words, tokens in _ENCODER_TOKENS if re.search(words, said))
 
 
 def _experts(text: str, ffn: float) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class RunTable:
     peak_mem_gib: FloatArray  # measured, NaN where none
     assumed: tuple[tuple[str, ...], ...]  # fields that got a default
     states_batch: np.ndarray  # bool: False where the plan's batch is a default, so that only throughputs can be compared
+    units_per_sample: FloatArray  # what throughputs in samples count: 1, or the mel frames of a sentence where the row counts those
     skipped: Mapping[int, str]  # position in `frame` -> reason
 
     def __len__(self) -> int:
@@ -60,7 +61,7 @@ class RunTable:
             frame=self.frame, row=self.row[index], workloads=tuple(self.workloads[i] for i in pick), clusters=tuple(self.clusters[i] for i in pick),
             plans=self.plans.take(index), step_time_s=self.step_time_s[index],
             peak_mem_gib=self.peak_mem_gib[index], assumed=tuple(self.assumed[i] for i in pick),
-            states_batch=self.states_batch[index], skipped=self.skipped,
+            states_batch=self.states_batch[index], units_per_sample=self.units_per_sample[index], skipped=self.skipped,
         )  # fmt: skip
 
 
@@ -98,31 +99,33 @@ def read_runs(source: str | Path | pd.DataFrame, arch_csv: str | Path | None = N
 def _table(frame: pd.DataFrame, kept: list[ReadRow], skipped: dict[int, str]) -> RunTable:
     row = np.array([k.position for k in kept], dtype=np.int64)
     workloads, plans = tuple(k.workload for k in kept), [k.plan for k in kept]
-    memory = _numbers(frame, "peak_mem_gib")
+    memory, units = _numbers(frame, "peak_mem_gib"), np.array([k.units_per_sample for k in kept], dtype=np.float64)
     return RunTable(
         frame=frame, row=row, workloads=workloads, clusters=tuple(k.cluster for k in kept), plans=PlanTable.from_plans(plans),
-        step_time_s=_step_s(frame, row, workloads, plans), peak_mem_gib=np.where(memory > 0, memory, np.nan)[row], assumed=tuple(k.assumed for k in kept),
-        states_batch=np.array([k.states_batch for k in kept], dtype=bool), skipped=skipped,
+        step_time_s=_step_s(frame, row, workloads, plans, units), peak_mem_gib=np.where(memory > 0, memory, np.nan)[row], assumed=tuple(k.assumed for k in kept),
+        states_batch=np.array([k.states_batch for k in kept], dtype=bool), units_per_sample=units, skipped=skipped,
     )  # fmt: skip
 
 
-def _step_s(frame: pd.DataFrame, row: IntArray, workloads: tuple[Workload, ...], plans: list[Plan]) -> FloatArray:
+def _step_s(frame: pd.DataFrame, row: IntArray, workloads: tuple[Workload, ...], plans: list[Plan], units: FloatArray) -> FloatArray:
     """Measured seconds per step of the priced runs; where the row lacks batch or sequence, of the plan's at the measured throughput."""
-    stated = measured_step_s(frame)[row]
+    units_of_row = np.ones(len(frame))
+    units_of_row[row] = units
+    stated = measured_step_s(frame, units_of_row)[row]
     batch, tokens = np.array([p.global_batch for p in plans], dtype=np.float64), np.array([w.tokens_per_sample for w in workloads])
     tokens_per_s = _numbers(frame, "tokens_per_s_per_gpu")[row] * _numbers(frame, "n_gpus")[row]
     with np.errstate(divide="ignore", invalid="ignore"):
-        from_tokens, from_samples = batch * tokens / tokens_per_s, batch / _numbers(frame, "samples_per_s_total")[row]
+        from_tokens, from_samples = batch * tokens / tokens_per_s, batch * units / _numbers(frame, "samples_per_s_total")[row]
     found = np.where(np.isfinite(stated), stated, np.where(np.isfinite(from_samples), from_samples, from_tokens))
     return np.where(np.isfinite(found) & (found > 0), found, np.nan)
 
 
-def measured_step_s(frame: pd.DataFrame) -> FloatArray:
+def measured_step_s(frame: pd.DataFrame, units_per_sample: FloatArray | float = 1.0) -> FloatArray:
     """Measured seconds per step: stated, or from tokens per second and GPU, or from samples per second. NaN where none."""
     batch = _numbers(frame, "global_batch")
     with np.errstate(divide="ignore", invalid="ignore"):
         from_tokens = batch * _numbers(frame, "seq_len") / (_numbers(frame, "tokens_per_s_per_gpu") * _numbers(frame, "n_gpus"))
-        from_samples = batch / _numbers(frame, "samples_per_s_total")
+        from_samples = batch * units_per_sample / _numbers(frame, "samples_per_s_total")
     stated = _numbers(frame, "step_time_s")
     out = np.where(np.isfinite(stated), stated, np.where(np.isfinite(from_tokens), from_tokens, from_samples))
     return np.where(np.isfinite(out) & (out > 0), out, np.nan)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from advisor.profiling import cuda_api
+from advisor.profiling import cuda_api, cuda_autocast
 from advisor.profiling.world import CPU, World
 
 _FACTORIES = (
@@ -247,8 +247,8 @@ def _converted(world: World, p: torch.nn.Parameter, fn: Callable[[torch.Tensor],
 
 
 def _patch_autocast(world: World) -> None:
-    """Autocast for "cuda" becomes autocast for "cpu": the dispatch key follows the real device. Its lists differ in a few operators."""
-    del world
+    """Autocast for "cuda" becomes autocast for "cpu", with CUDA's operators: the dispatch key follows the real device."""
+    world.autocast_operators = cuda_autocast.install()
     autocast_class: Any = torch.autocast
     plain_init = autocast_class.__init__
 

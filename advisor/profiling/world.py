@@ -37,6 +37,7 @@ class World:
         self.num_inside = 0  # > 0 while an operator runs below the recorder: devices are then the real ones
         self.is_copying = False  # an operator runs that stands in for a copy between devices
         self.on_copy: Callable[[torch.Tensor, torch.Tensor, torch.device, torch.device], None] | None = None
+        self.autocast_operators: object = None  # kept, or they would be torch's own again
         self.host_model_bytes = 0  # largest model that was on the host before it was moved or cast
 
     def device(self, device: Any) -> torch.device | None:

@@ -9,7 +9,10 @@ from torch.nn import functional
 from advisor.zoo.network import Network, classifier
 
 #: Blocks and widths of the stages.
-_SIZES = {"tiny": ((3, 3, 9, 3), (96, 192, 384, 768)), "base": ((3, 3, 27, 3), (128, 256, 512, 1024))}
+_SIZES = {
+    "tiny": ((3, 3, 9, 3), (96, 192, 384, 768)), "small": ((3, 3, 27, 3), (96, 192, 384, 768)), "base": ((3, 3, 27, 3), (128, 256, 512, 1024)),
+    "large": ((3, 3, 27, 3), (192, 384, 768, 1536)),
+}  # fmt: skip
 
 
 class PixelNorm(nn.LayerNorm):

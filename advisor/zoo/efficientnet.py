@@ -21,6 +21,7 @@ class Stage(NamedTuple):
     channels: int
     blocks: int
     fused: bool = False  # one full convolution in place of expansion and depthwise convolution, no excitation
+    wide_excitation: bool = False  # squeezed to a quarter of the expanded channels, not of the block's
 
 
 _B0 = (
@@ -42,6 +43,7 @@ _V2 = {
         Stage(6, 3, 2, 304, 18), Stage(6, 3, 1, 512, 5),
     ),
 }  # fmt: skip
+_WIDE = "widese-"
 #: Image side that the second version is trained with last; its training grows images up to this side.
 _V2_SIDES = {"v2-s": 300, "v2-m": 380}
 
@@ -84,7 +86,10 @@ class Block(nn.Module):
         else:
             if stage.expansion > 1:
                 layers.append(convolution(channels_in, wide, 1))
-            layers += [convolution(wide, wide, kernel, stride, groups=wide), Excitation(wide, max(1, channels_in // 4))]
+            layers += [
+                convolution(wide, wide, kernel, stride, groups=wide),
+                Excitation(wide, max(1, (wide if stage.wide_excitation else channels_in) // 4)),
+            ]
             layers.append(convolution(wide, channels, 1, active=False))
         self.layers = nn.Sequential(*layers)
         self.is_residual = stride == 1 and channels_in == channels
@@ -117,16 +122,18 @@ class EfficientNet(nn.Module):
 
 
 def build(variant: str) -> EfficientNet:
-    """An EfficientNet by its variant: b0 to b7, v2-s, v2-m."""
+    """An EfficientNet by its variant: b0 to b7, with "widese-" before for NVIDIA's wide excitation, v2-s, v2-m."""
     if variant in _V2:
         return EfficientNet(24, _V2[variant], 1280, 0.2)
-    width, depth, _ = _SCALES[variant]
-    stages = tuple(s._replace(channels=rounded(s.channels * width), blocks=math.ceil(s.blocks * depth)) for s in _B0)
+    is_wide, (width, depth, _) = variant.startswith(_WIDE), _SCALES[variant.removeprefix(_WIDE)]
+    stages = tuple(
+        s._replace(channels=rounded(s.channels * width), blocks=math.ceil(s.blocks * depth), wide_excitation=is_wide) for s in _B0
+    )
     return EfficientNet(rounded(32 * width), stages, rounded(1280 * width), 0.2)
 
 
 def network(name: str, _seq_len: int = 0) -> Network:
     """A classifier of images of the side that its authors used, trained with RMSProp as they did."""
     variant = name.removeprefix("efficientnet-")
-    side = _V2_SIDES.get(variant) or _SCALES[variant][2]
+    side = _V2_SIDES.get(variant) or _SCALES[variant.removeprefix(_WIDE)][2]
     return classifier(lambda: build(variant), side=side, optimizer="rmsprop")

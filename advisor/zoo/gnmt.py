@@ -90,6 +90,6 @@ def network(_name: str, seq_len: int = 0) -> Network:
         return sentences[0].clone(), sentences[1].clone()
 
     return Network(
-        build_model=GNMT, make_batch=make_batch, loss_fn=loss, optimizer="adam", units_per_sample=2.0 * length, unit="tokens",
+        build_model=GNMT, make_batch=make_batch, loss_fn=loss, optimizer="adam", usual_batch=128, units_per_sample=2.0 * length, unit="tokens",
         assumed=() if seq_len else (f"seq_len = {2 * length}",),
     )  # fmt: skip

@@ -124,5 +124,6 @@ def network(_name: str, _seq_len: int = 0) -> Network:
         build_model=MaskRCNN,
         make_batch=make_batch,
         loss_fn=loss,
+        usual_batch=8,
         assumed=(f"images of {_HEIGHT} x {_WIDTH}", f"{_BOXES} boxes, {_MASKS} masks"),
     )

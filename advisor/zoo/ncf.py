@@ -45,4 +45,6 @@ def network(_name: str, _seq_len: int = 0) -> Network:
         pairs = torch.zeros(2, batch_size, dtype=torch.int64)
         return pairs[0].clone(), pairs[1].clone(), torch.empty(batch_size)
 
-    return Network(build_model=NeuMF, make_batch=make_batch, loss_fn=loss, optimizer="adam", unit="samples")
+    return Network(
+        build_model=NeuMF, make_batch=make_batch, loss_fn=loss, optimizer="adam", unit="samples", usual_batch=2**20, shares_batch=True
+    )

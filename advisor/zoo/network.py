@@ -24,6 +24,11 @@ class Network:
     units_per_sample: float = 1.0  # what its published throughput counts: 1 image, so many tokens
     unit: str = "images"  # images, tokens or samples
     cuts_all_stacks: bool = False  # pipelines of it cut every stack of equal blocks, not only the largest
+    usual_batch: int = 256  # samples of a step on one GPU with memory enough, by its authors' recipe or the reference's
+    shares_batch: bool = False  # the recipe's batch is that of all GPUs together
+    accumulates: bool = False  # steps of about two million tokens are made up of micro-batches
+    counted: tuple[tuple[str, float], ...] = ()  # other units that tables of its throughput count, and how many a sample has
+    repeats: tuple[tuple[str, int], ...] = ()  # layer groups that really run so many times as often as they are traced
 
 
 def classify_images(model: nn.Module, batch: Batch) -> torch.Tensor:

@@ -17,8 +17,14 @@ _VARIANTS: dict[str, tuple[tuple[int, ...], bool, int, int, int]] = {
     "resnet50": ((3, 4, 6, 3), True, 1, 64, 0),
     "resnet101": ((3, 4, 23, 3), True, 1, 64, 0),
     "resnet152": ((3, 8, 36, 3), True, 1, 64, 0),
+    "wide-resnet50-2": ((3, 4, 6, 3), True, 1, 128, 0),
+    "wide-resnet101-2": ((3, 4, 23, 3), True, 1, 128, 0),
     "resnext50-32x4d": ((3, 4, 6, 3), True, 32, 4, 0),
     "resnext101-32x4d": ((3, 4, 23, 3), True, 32, 4, 0),
+    "resnext101-32x8d": ((3, 4, 23, 3), True, 32, 8, 0),
+    "resnext101-64x4d": ((3, 4, 23, 3), True, 64, 4, 0),
+    "se-resnet50": ((3, 4, 6, 3), True, 1, 64, 16),
+    "se-resnext50-32x4d": ((3, 4, 6, 3), True, 32, 4, 16),
     "se-resnext101-32x4d": ((3, 4, 23, 3), True, 32, 4, 16),
 }
 STAGE_WIDTHS = (64, 128, 256, 512)

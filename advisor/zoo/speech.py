@@ -109,5 +109,11 @@ def network(name: str, _seq_len: int = 0) -> Network:
         return torch.empty(batch_size, _FEATURES, frames), torch.zeros(batch_size, frames, dtype=torch.int64)
 
     return Network(
-        build_model=build, make_batch=make_batch, loss_fn=loss, optimizer="adam", unit="samples", assumed=(f"audio_s = {_AUDIO_S}",)
+        build_model=build,
+        make_batch=make_batch,
+        loss_fn=loss,
+        optimizer="adam",
+        unit="samples",
+        usual_batch=64,
+        assumed=(f"audio_s = {_AUDIO_S}",),
     )

@@ -64,4 +64,4 @@ def network(_name: str, _seq_len: int = 0) -> Network:
         images = torch.empty(batch_size, 3, _SIDE, _SIDE)
         return images, torch.empty(batch_size, 4, _BOXES), torch.zeros(batch_size, _BOXES, dtype=torch.int64)
 
-    return Network(build_model=SSD300, make_batch=make_batch, loss_fn=loss)
+    return Network(build_model=SSD300, make_batch=make_batch, loss_fn=loss, usual_batch=128)

@@ -9,7 +9,7 @@ from torch.nn import functional
 from advisor.zoo.network import Network, classifier
 
 #: Blocks of the stages and width of the first one.
-_SIZES = {"tiny": ((2, 2, 6, 2), 96), "base": ((2, 2, 18, 2), 128)}
+_SIZES = {"tiny": ((2, 2, 6, 2), 96), "small": ((2, 2, 18, 2), 96), "base": ((2, 2, 18, 2), 128), "large": ((2, 2, 18, 2), 192)}
 _HEAD, _WINDOW, _PATCH, _SIDE = 32, 7, 4, 224
 
 

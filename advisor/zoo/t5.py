@@ -135,5 +135,5 @@ def network(name: str, seq_len: int = 0) -> Network:
     return Network(
         build_model=lambda: T5(_SIZES[variant], vocab, max(length, _TARGET_LEN)), make_batch=make_batch, loss_fn=loss, optimizer="adam",
         assumed=("vocab", "decoder_seq_len"), units_per_sample=float(length), unit="tokens",
-        cuts_all_stacks=True,
+        cuts_all_stacks=True, accumulates=True,
     )  # fmt: skip

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from advisor.profiling import assemble, recurrent
+from advisor.profiling import assemble, cuda_autocast, recurrent
 from advisor.profiling.recorder import Recorder
 from advisor.profiling.schema import StepProfile
 from advisor.profiling.source import Source
@@ -117,11 +117,12 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _restored() -> Iterator[None]:
-    """Afterwards torch's recurrent layers are its own again."""
+    """Afterwards torch's recurrent layers and autocast are its own again."""
     functions = vars(torch._VF)
-    own = dict(functions)
+    own, library = dict(functions), cuda_autocast.install()
     try:
         yield
     finally:
+        library._destroy()
         functions.clear()
         functions.update(own)

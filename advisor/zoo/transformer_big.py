@@ -88,6 +88,6 @@ def network(_name: str, seq_len: int = 0) -> Network:
         return sentences[0].clone(), sentences[1].clone()
 
     return Network(
-        build_model=lambda: Transformer(length), make_batch=make_batch, loss_fn=loss, optimizer="adam", units_per_sample=float(length),
+        build_model=lambda: Transformer(length), make_batch=make_batch, loss_fn=loss, optimizer="adam", usual_batch=256, units_per_sample=float(length),
         unit="tokens", assumed=() if seq_len else (f"seq_len = {length}",), cuts_all_stacks=True,
     )  # fmt: skip

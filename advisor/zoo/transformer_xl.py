@@ -179,6 +179,6 @@ def network(name: str, seq_len: int = 0) -> Network:
         return words[0].clone(), words[1].clone(), torch.empty(size.layers, size.segment, batch_size, size.hidden)
 
     return Network(
-        build_model=lambda: TransformerXL(size), make_batch=make_batch, loss_fn=loss, optimizer="lamb", unit="tokens",
+        build_model=lambda: TransformerXL(size), make_batch=make_batch, loss_fn=loss, optimizer="lamb", unit="tokens", usual_batch=32,
         units_per_sample=float(size.segment), assumed=("word frequencies", *(() if seq_len else (f"seq_len = {size.segment}",))),
     )  # fmt: skip

@@ -9,7 +9,9 @@ from torch.nn import functional
 from advisor.zoo.network import Batch, Network
 
 _UNET_WIDTHS, _UNET_SIDE, _UNET_CLASSES = (64, 128, 256, 512, 1024), 572, 2
-_NNUNET_WIDTHS, _NNUNET_SIDE, _NNUNET_CLASSES, _NNUNET_CHANNELS = (32, 64, 128, 256, 320, 320), 128, 4, 4
+_NNUNET_CLASSES, _NNUNET_CHANNELS = 4, 4
+#: Widths and patch of brain scans by the number of dimensions.
+_NNUNET = {2: ((32, 64, 128, 256, 512, 512), (192, 160)), 3: ((32, 64, 128, 256, 320, 320), (128, 128, 128))}
 
 
 class UNet(nn.Module):
@@ -41,25 +43,26 @@ def _two_convolutions(channels_in: int, channels: int) -> nn.Sequential:
     )
 
 
-def _convolution_3d(channels_in: int, channels: int, stride: int = 1) -> nn.Sequential:
-    norm = nn.InstanceNorm3d(channels, affine=True)
-    return nn.Sequential(nn.Conv3d(channels_in, channels, 3, stride, 1), norm, nn.LeakyReLU(0.01, inplace=True))
+def _normalized(dims: int, channels_in: int, channels: int, stride: int = 1) -> nn.Sequential:
+    convolution, norm = (nn.Conv2d, nn.InstanceNorm2d) if dims == 2 else (nn.Conv3d, nn.InstanceNorm3d)
+    return nn.Sequential(convolution(channels_in, channels, 3, stride, 1), norm(channels, affine=True), nn.LeakyReLU(0.01, inplace=True))
 
 
 class NnUNet(nn.Module):
     """Two padded convolutions with instance norm per level, halved by stride; class scores at every level but the two smallest."""
 
-    def __init__(self) -> None:
+    def __init__(self, dims: int) -> None:
         super().__init__()
-        widths = _NNUNET_WIDTHS
+        widths, _ = _NNUNET[dims]
+        grow, head = (nn.ConvTranspose2d, nn.Conv2d) if dims == 2 else (nn.ConvTranspose3d, nn.Conv3d)
         self.down = nn.ModuleList(
-            nn.Sequential(_convolution_3d(i, o, 2 if level else 1), _convolution_3d(o, o))
+            nn.Sequential(_normalized(dims, i, o, 2 if level else 1), _normalized(dims, o, o))
             for level, (i, o) in enumerate(zip((_NNUNET_CHANNELS, *widths), widths, strict=False))
         )
         levels = list(zip(reversed(widths[1:]), reversed(widths[:-1]), strict=True))
-        self.grow = nn.ModuleList(nn.ConvTranspose3d(i, o, 2, 2, bias=False) for i, o in levels)
-        self.up = nn.ModuleList(nn.Sequential(_convolution_3d(2 * o, o), _convolution_3d(o, o)) for _, o in levels)
-        self.heads = nn.ModuleList(nn.Conv3d(o, _NNUNET_CLASSES, 1, bias=False) for _, o in levels[2:])
+        self.grow = nn.ModuleList(grow(i, o, 2, 2, bias=False) for i, o in levels)
+        self.up = nn.ModuleList(nn.Sequential(_normalized(dims, 2 * o, o), _normalized(dims, o, o)) for _, o in levels)
+        self.heads = nn.ModuleList(head(o, _NNUNET_CLASSES, 1, bias=False) for _, o in levels[2:])
 
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
         kept, found = [], []
@@ -86,7 +89,7 @@ def nnunet_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
     total = _pixel_loss(scores[-1], labels)
     for i, coarse in enumerate(reversed(scores[:-1]), start=1):
         step = 2**i
-        total = total + _pixel_loss(coarse, labels[:, ::step, ::step, ::step]) / step
+        total = total + _pixel_loss(coarse, labels[:, *(slice(None, None, step),) * (labels.dim() - 1)]) / step
     return total
 
 
@@ -100,14 +103,15 @@ def _pixel_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def network(name: str, _seq_len: int = 0) -> Network:
-    """The 2-D network on 572 x 572 images, or the 3-D one on patches of 128 x 128 x 128 voxels of brain scans."""
+    """U-Net on 572 x 572 images, or nnU-Net on brain scans: slices of 192 x 160, or patches of 128 x 128 x 128 voxels."""
     if name == "unet":
         return Network(
             build_model=UNet, make_batch=lambda n: (torch.empty(n, 1, _UNET_SIDE, _UNET_SIDE), torch.zeros(n, 388, 388, dtype=torch.int64)),
-            loss_fn=unet_loss, optimizer="adam",
+            loss_fn=unet_loss, optimizer="adam", usual_batch=8,
         )  # fmt: skip
-    cube = (_NNUNET_SIDE,) * 3
+    dims = 2 if name == "nnunet-2d" else 3
+    patch = _NNUNET[dims][1]
     return Network(
-        build_model=NnUNet, make_batch=lambda n: (torch.empty(n, _NNUNET_CHANNELS, *cube), torch.zeros(n, *cube, dtype=torch.int64)),
-        loss_fn=nnunet_loss, optimizer="adam",
+        build_model=lambda: NnUNet(dims), make_batch=lambda n: (torch.empty(n, _NNUNET_CHANNELS, *patch), torch.zeros(n, *patch, dtype=torch.int64)),
+        loss_fn=nnunet_loss, optimizer="adam", usual_batch=64 if dims == 2 else 2,
     )  # fmt: skip

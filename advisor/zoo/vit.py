@@ -1,4 +1,4 @@
-"""Vision transformers: ViT (Dosovitskiy et al. 2020), of which DeiT (Touvron et al. 2020) has the smaller sizes, 16 x 16 patches."""
+"""Vision transformers: ViT (Dosovitskiy et al. 2020), of which DeiT (Touvron et al. 2020) has the smaller sizes: patches of 16 x 16, or as named."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from advisor.zoo.network import Network, classifier
 
 
 class Size(NamedTuple):
-    """Heads are 64 wide; the feed-forward is four times as wide as the model."""
+    """Heads are 64 wide, 80 of the huge one; the feed-forward is four times as wide as the model."""
 
     layers: int
     hidden: int
 
 
-_SIZES = {"tiny": Size(12, 192), "small": Size(12, 384), "base": Size(12, 768), "large": Size(24, 1024)}
-_HEAD, _PATCH, _SIDE = 64, 16, 224
+_SIZES = {"tiny": Size(12, 192), "small": Size(12, 384), "base": Size(12, 768), "large": Size(24, 1024), "huge": Size(32, 1280)}
+_HEAD, _SIDE = 64, 224
 
 
 class Block(nn.Module):
@@ -49,12 +49,12 @@ class Block(nn.Module):
 class ViT(nn.Module):
     """Patches, a class token, learned positions, blocks and a classifier."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, patch: int) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(3, size.hidden, _PATCH, _PATCH)
+        self.patches = nn.Conv2d(3, size.hidden, patch, patch)
         self.token = nn.Parameter(torch.empty(1, 1, size.hidden))
-        self.positions = nn.Parameter(torch.empty(1, (_SIDE // _PATCH) ** 2 + 1, size.hidden))
-        self.blocks = nn.ModuleList(Block(size.hidden) for _ in range(size.layers))
+        self.positions = nn.Parameter(torch.empty(1, (_SIDE // patch) ** 2 + 1, size.hidden))
+        self.blocks = nn.ModuleList(Block(size.hidden, 80 if size.hidden == 1280 else _HEAD) for _ in range(size.layers))
         self.norm, self.head = nn.LayerNorm(size.hidden), nn.Linear(size.hidden, 1000)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -67,5 +67,5 @@ class ViT(nn.Module):
 
 def network(name: str, _seq_len: int = 0) -> Network:
     """A classifier of 224 x 224 images."""
-    size = _SIZES[name.split("-")[1]]
-    return classifier(lambda: ViT(size), side=_SIDE, optimizer="adamw")
+    _, size, patch = name.split("-")
+    return classifier(lambda: ViT(_SIZES[size], int(patch)), side=_SIDE, optimizer="adamw")

@@ -72,5 +72,5 @@ def network(_name: str, _seq_len: int = 0) -> Network:
     frames = -(-_SEGMENT // _HOP)
     return Network(
         build_model=WaveGlow, make_batch=lambda n: (torch.empty(n, _MELS, frames), torch.empty(n, _SEGMENT)), loss_fn=loss, optimizer="adam",
-        unit="samples", assumed=(f"segment of {_SEGMENT}",),
+        unit="samples", usual_batch=10, counted=(("sample", float(_SEGMENT)),), assumed=(f"segment of {_SEGMENT}",),
     )  # fmt: skip

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from advisor.profiling.schema import StepProfile
 from advisor.zoo.names import family_of
-from cost_models.types import Workload
+from cost_models.types import LayerGroup, Workload
 
 if TYPE_CHECKING:
     from advisor.zoo.network import Network
@@ -37,11 +38,6 @@ def zoo_workload(name: str, precision: str, seq_len: int = 0) -> Workload:
     return _workload(name, precision, seq_len if zoo_network(name).unit == "tokens" else 0)
 
 
-def presumed(name: str, seq_len: int = 0) -> tuple[str, ...]:
-    """What a network's name and its sequence length (0: not stated) leave open, as it is named in `assumed`."""
-    return zoo_network(name, seq_len).assumed
-
-
 @functools.cache
 def _workload(name: str, precision: str, seq_len: int) -> Workload:
     if precision not in _PRECISIONS:
@@ -54,6 +50,9 @@ def _workload(name: str, precision: str, seq_len: int) -> Workload:
     if way == "16-bit":  # master copies and moments are kept in fp32
         optimizer = dataclasses.replace(workload.optimizer, state_bytes_per_param=2.0 * workload.optimizer.state_bytes_per_param)
         workload = dataclasses.replace(workload, compute_dtype=precision, optimizer=optimizer, master_bytes=4.0, grad_bytes=grad_bytes)
+    if network.repeats:
+        groups = tuple(part for g in workload.groups for part in _repeated(g, dict(network.repeats)))
+        workload = dataclasses.replace(workload, groups=groups)
     if network.cuts_all_stacks:
         groups = tuple(dataclasses.replace(g, can_cut=g.can_cut or (g.can_recompute and g.num_repeats > 1)) for g in workload.groups)
         workload = dataclasses.replace(workload, groups=groups, can_pipeline=True)
@@ -62,6 +61,21 @@ def _workload(name: str, precision: str, seq_len: int) -> Workload:
         workload, name=name, sample_unit=network.unit, tokens_per_sample=network.units_per_sample if is_text else 1.0,
         seq_len=network.units_per_sample if is_text else 0.0,
     )  # fmt: skip
+
+
+def _repeated(group: LayerGroup, repeats: Mapping[str, int]) -> tuple[LayerGroup, ...]:
+    """A group, and its further runs with the same weights where it is run more often than it was traced."""
+    if group.name not in repeats:
+        return (group,)
+    further = dataclasses.replace(
+        group,
+        name=f"{group.name} (further)",
+        num_repeats=repeats[group.name] - 1,
+        num_params=0.0,
+        num_trainable_params=0.0,
+        param_shapes=(),
+    )
+    return group, further
 
 
 def zoo_network(name: str, seq_len: int = 0) -> Network:

@@ -4,28 +4,31 @@
 
 Convolutions choose tiles by their shape, so that one share of the peak stands for them, layout changes around them included (in recorded
 traces of ResNet-50 in NCHW a quarter of the time): one for 16-bit, one for TF32. Between convolutions, batch normalisation and ReLU move
-what a count of their operands says (1.02 to 1.16 of it in the same traces); operators between the products of transformers 1.5 times that.
+what a count of their operands says (1.02 to 1.16 of it in the same traces), and so do perceptrons; operators between the products of
+transformers 1.5 times.
 Grouped convolutions with few channels a group have no use for matrix units: they move their bytes `grouped_traffic` times.
 
 `saturation` = 1 / ((1 + c_m/m)(1 + c_n/n)(1 + c_k/k)) lowers the rate of products with a short side; `fill` is the filled part
-of the last wave of 128 x 128 tiles. Shares and c are calibrated per GPU family. Ignored: layout (NN, NT, TN), L2 reuse, clocks.
+of the last wave of 128 x 128 tiles, of which products with a very long inner side have more (split-K). Shares and c are calibrated per GPU
+family. Ignored: layout (NN, NT, TN), L2 reuse, clocks.
 Backward fused attention does 2.5 times the forward work (it recomputes scores: 5 products instead of 2; Dao 2022).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from cost_models.calibrate_io import Calibration, load_calibration
-from cost_models.types import BATCH_DIMS, OP_CLASSES, PHASES, PRICING_KINDS, TP_SPLITS, Device, FloatArray, IntArray, OpTable
+from cost_models.types import BATCH_DIMS, OP_CLASSES, PHASES, PRICING_KINDS, TP_SPLITS, Device, FloatArray, IntArray, LayerGroup, OpTable
 
 GEMM, CONVOLUTION, ATTENTION, MEMORY = (PRICING_KINDS.index(k) for k in ("gemm", "convolution", "attention", "memory"))
 FORWARD, BACKWARD, OPTIMIZER = (PHASES.index(p) for p in ("forward", "backward", "optimizer"))
 ATTENTION_CLASS = OP_CLASSES.index("attention")
+_REORDERING = [OP_CLASSES.index(name) for name in ("attention", "normalization", "recurrent")]
 #: Classes of achieved rate: constant that gives the share of the peak.
 RATES = (
     "gemm",
@@ -43,6 +46,7 @@ RATES = (
 )
 BoolArray = npt.NDArray[np.bool_]
 TILE = 128.0
+SPLIT_DEPTH = 2.0**17  # inner size from which a product with few tiles is cut along it, so that every multiprocessor has a part
 FEW_CHANNELS = 8.0  # output channels per group up to which a convolution counts as grouped
 FLASH_BACKWARD_FACTOR = 2.5
 ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
@@ -112,7 +116,7 @@ def device_shapes(
         low_precision: 1 where the product runs in the low precision of the workload (fp8, fp4).
         expert: 1 where the product is a bank of experts, one independent product each.
         scalar: where products, and where convolutions, run in fp32 without matrix units.
-        in_maps: where the operator belongs to a group of layers with convolutions.
+        in_maps: where the operator belongs to a group of layers with convolutions, or to a model that `keeps_order`.
     """
     grow = {name: np.where(ops.batch_dim == i, split.samples, 1.0) for i, name in enumerate(BATCH_DIMS) if name != "none"}
     cut = {name: np.where(ops.tp_split == i, split.tp_degree, 1.0) for i, name in enumerate(TP_SPLITS) if name in ("m", "n", "k", "batch")}
@@ -129,7 +133,7 @@ def device_shapes(
     batched = is_gemm & (ops.op_class == ATTENTION_CLASS)
     saturates = is_gemm & ~batched  # a convolution chooses tiles by its shape: its share of the peak stands for all
     tiles = np.ceil(m / TILE) * np.ceil(n / TILE) * batch
-    waves = tiles / num_sms
+    waves = tiles * np.clip(num_sms / tiles, 1.0, np.maximum(k / SPLIT_DEPTH, 1.0)) / num_sms
     return OpShapes(
         flops=flops, m=np.where(saturates, m, np.inf), n=np.where(saturates, n, np.inf), k=np.where(saturates, k, np.inf),
         wave_fill=np.where(saturates, waves / np.ceil(waves), 1.0),
@@ -160,6 +164,11 @@ def _rate_class(
         "map": in_maps,
     }  # fmt: skip
     return np.select(list(cases.values()), [RATES.index(name) for name in cases], RATES.index("memory")).astype(np.int64)
+
+
+def keeps_order(groups: Iterable[LayerGroup]) -> bool:
+    """Whether a model is made of perceptrons alone: rows stay where they are, while attention, norms over rows and recurrence transpose them."""
+    return not any(np.isin(group.ops.op_class, _REORDERING).any() for group in groups)
 
 
 def rate_table(constants: Mapping[str, FloatArray]) -> FloatArray:
@@ -212,7 +221,7 @@ def _scalar(device: Device, dtype: str, n: int) -> tuple[BoolArray, BoolArray]:
 
 def op_seconds(
     ops: OpTable, device: Device, *, micro_batch: float = 1, compute_dtype: str = "bf16", calibration: Calibration | None = None,
-    tp_degree: int = 1,
+    tp_degree: int = 1, in_order: bool = False,
 ) -> FloatArray:  # fmt: skip
     """Modelled device seconds of each operator of one forward and backward pass on one device.
 
@@ -223,6 +232,7 @@ def op_seconds(
         compute_dtype: dtype of the matrix products: fp32, tf32, fp16, bf16, fp8.
         calibration: constants; the shipped ones by default.
         tp_degree: tensor-parallel degree the operators are divided by (without sequence parallelism).
+        in_order: whether their model is one that `keeps_order`.
 
     Raises:
         ValueError: unknown dtype, or a size that isn't positive.
@@ -241,7 +251,7 @@ def op_seconds(
         peaks=(ones * peak_flops_per_s(device, compute_dtype), ones * peak_flops_per_s(device, compute_dtype, convolution=True)),
         memory_bytes_per_s=ones * device.memory_bytes_per_s, num_sms=ones * device.num_multiprocessors,
         element_bytes=ones * ELEMENT_BYTES[compute_dtype], low_precision=low, expert=np.zeros(n, dtype=np.int64),
-        scalar=_scalar(device, compute_dtype, n), in_maps=np.full(n, bool((ops.kind == CONVOLUTION).any())),
+        scalar=_scalar(device, compute_dtype, n), in_maps=np.full(n, in_order or bool((ops.kind == CONVOLUTION).any())),
     )  # fmt: skip
     return shape_seconds(shapes, constants, np.zeros(n, dtype=np.int64))
 
