@@ -21,6 +21,7 @@ from cost_models.terms.compute import (
     MEMORY,
     OpShapes,
     Split,
+    attention_kernel_share,
     device_shapes,
     keeps_order,
     peak_flops_per_s,
@@ -66,7 +67,7 @@ class Cells:
     row_adapter_bytes: FloatArray
     column_adapter_bytes: FloatArray
     boundary_bytes: FloatArray  # whole activation at the unit's output
-    all_to_all_bytes: FloatArray  # tokens sent to experts, one direction
+    token_bytes: FloatArray  # sent to experts, one copy of each token, one direction; 0 without experts
     context_bytes: FloatArray  # keys and values of one context rank
     dense_params: FloatArray  # on one device
     expert_params: FloatArray
@@ -84,6 +85,11 @@ class Cells:
     early_stop: FloatArray
     reduces_whole: FloatArray
     sequence_parallel: FloatArray
+    num_experts: FloatArray
+    num_active_experts: FloatArray
+    routed_share: FloatArray
+    once_per_node: FloatArray  # 1 where a token goes to each node once, whatever the number of its experts there
+    tp_overlap: FloatArray  # 1 where tensor-parallel collectives run under products
 
 
 def _joined(workloads: Sequence[Workload]) -> tuple[OpTable, IntArray, IntArray, IntArray]:
@@ -145,8 +151,12 @@ def make_cells(
     kernels = kernels * _softmax_launches(workloads=workloads, runtimes=runtimes, plans=plans, w=w, ops=ops, cell=cell)
     pair = plans.runtime * (int(device.max()) + 1) + device[c]
     again = _run_again(runtimes, plans.runtime[cell], ops)
+    shapes = dataclasses.replace(
+        shapes, moved_bytes=shapes.moved_bytes * np.where(in_block, fused, 1.0),
+        peak_flops_per_s=shapes.peak_flops_per_s * _attention_rate(runtimes, clusters, plans.runtime[cell], c[cell], ops),
+    )  # fmt: skip
     return Cells(
-        shapes=dataclasses.replace(shapes, moved_bytes=shapes.moved_bytes * np.where(in_block, fused, 1.0)), op_pair=pair[cell],
+        shapes=shapes, op_pair=pair[cell],
         op_unit=unit, op_phase=ops.phase, op_selective=again,
         num_units=len(unit_cell), unit_start=unit_start, unit_cell=unit_cell,
         **_launches(unit, ops, kernels, len(unit_cell), again), selective_sums=repeats[:, 0], selective_gathers=repeats[:, 1],
@@ -155,6 +165,11 @@ def make_cells(
         tp_degree=tp, cp_degree=cp, ep_degree=ep, regathers=np.array([r.regathers_weight_gradient for r in runtimes])[plans.runtime],
         early_stop=np.array([r.early_stop for r in runtimes])[plans.runtime],
         reduces_whole=np.array([r.reduces_whole_gradients for r in runtimes])[plans.runtime], sequence_parallel=sequence,
+        num_experts=np.array([float(x.num_experts) for x in workloads])[w],
+        num_active_experts=np.array([float(x.num_active_experts) for x in workloads])[w],
+        routed_share=np.array([x.routed_share for x in workloads])[w],
+        once_per_node=np.array([r.dispatches_once_per_node for r in runtimes])[plans.runtime],
+        tp_overlap=np.array([r.tp_overlap for r in runtimes])[plans.runtime],
     )  # fmt: skip
 
 
@@ -170,6 +185,14 @@ def _softmax_launches(
     refused = (multiple > 0) & (heads % np.maximum(multiple, 1.0) > 0)
     softmax = (ops.kind == MEMORY) & (ops.op_class == ATTENTION_CLASS)
     return np.where(softmax & refused[cell], _UNFUSED_SOFTMAX_LAUNCHES, 1.0)
+
+
+def _attention_rate(
+    runtimes: Sequence[Runtime], clusters: Sequence[Cluster], runtime: IntArray, cluster: IntArray, ops: OpTable
+) -> FloatArray:
+    """Factor on the peak rate of fused attention where the runtime's kernels are of an older GPU family; 1 of other operators."""
+    share = np.array([[attention_kernel_share(r.attention_kernels, x.device.family) for x in clusters] for r in runtimes])
+    return np.where(ops.kind == ATTENTION, share[runtime, cluster], 1.0)
 
 
 def _is_weight_product(ops: OpTable) -> BoolArray:
@@ -249,10 +272,8 @@ def group_columns(workloads: Sequence[Workload]) -> dict[str, FloatArray]:
     logits = np.array([w.vocab_size * gather_bytes(w) for w in workloads for _ in w.groups])
     out["logits_bytes"], out["loss_bytes"] = tokens * logits * has_head * (1.0 - cuts), 4.0 * LOSS_SUMS * tokens * has_head * cuts
     out["num_layers"] = np.array([float(g.num_layers) for w in workloads for g in w.groups])
-    sends = [
-        2.0 * w.tokens_per_sample * w.num_active_experts * w.hidden_size * (g.num_expert_params > 0) for w in workloads for g in w.groups
-    ]
-    out["all_to_all_bytes"] = np.array(sends)
+    sends = [2.0 * w.tokens_per_sample * w.hidden_size * (g.num_expert_params > 0) for w in workloads for g in w.groups]
+    out["token_bytes"] = np.array(sends)
     has_attention = [bool((g.ops.op_class == ATTENTION_CLASS).any()) for w in workloads for g in w.groups]
     kv = [4.0 * w.tokens_per_sample * w.hidden_size * w.num_kv_heads / max(w.num_heads, 1) for w in workloads for _ in w.groups]
     out["context_bytes"] = np.array(kv) * np.array(has_attention)
@@ -289,7 +310,7 @@ def unit_sizes(
         **{name: np.where(joins & (tp_here > 1), g[name], 0.0) * samples for name in ("logits_bytes", "loss_bytes")},
         **{name: np.where(tp_here > 1, g[name], 0.0) * (samples if "bytes" in name else 1.0) for name in ADAPTER_COLUMNS},
         "boundary_bytes": g["boundary_bytes"] * samples,
-        "all_to_all_bytes": g["all_to_all_bytes"] * samples, "context_bytes": g["context_bytes"] * samples / tp,
+        "token_bytes": g["token_bytes"] * samples, "context_bytes": g["context_bytes"] * samples / tp,
         "dense_params": np.maximum(split, 0.0) / tp_here + (g["num_params"] - np.maximum(g["num_tp_params"], g["num_expert_params"]))
         + np.where(is_bank, 0.0, experts),
         "expert_params": np.where(is_bank, experts, 0.0), "num_layers": g["num_layers"], "can_recompute": g["can_recompute"], "is_unit": g["is_unit"],

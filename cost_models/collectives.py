@@ -17,6 +17,7 @@ from cost_models.buckets import bucket_sizes, ddp_bucket_bytes
 from cost_models.cells import LOSS_SUMS, group_columns, unit_sizes
 from cost_models.stages import StageSplit, stage_split
 from cost_models.terms import pipeline, volumes
+from cost_models.terms.communication import groups_hit
 from cost_models.traits import Runtime, load_runtime
 from cost_models.types import FloatArray, Plan, Workload
 
@@ -166,7 +167,12 @@ class _Step:
 
     def experts(self) -> Iterator[Charge]:
         """Tokens to their experts and back."""
-        holds, num_bytes = self.sizes["expert_params"] > 0, self.total(self.sizes["all_to_all_bytes"])
+        holds = self.sizes["expert_params"] > 0
+        active, share = np.array(float(self.workload.num_active_experts)), self.workload.routed_share
+        experts, ranks = np.array(share * self.workload.num_experts), np.array(max(share * self.plan.ep_degree, 1.0))
+        copies = groups_hit(experts, active, ranks) if self.runtime.dispatches_once_per_node else active
+        tokens = self.total(self.sizes["token_bytes"]) / (self.plan.tp_degree if self.plan.sequence_parallel else 1)
+        num_bytes = float(copies) * tokens
         once = self.total(holds.astype(np.float64)) * self.plan.num_microbatches * volumes.EXPERT_EXCHANGES
         for purpose, passes in (("tokens forward", 1), ("tokens backward", 1), ("tokens recomputed", int(self.plan.recompute == "full"))):
             size = passes * volumes.EXPERT_EXCHANGES * self.plan.num_microbatches * num_bytes

@@ -15,7 +15,7 @@ from typing import Any
 
 from cost_models.types import Device, Link
 
-DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
+DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 _VENDOR_WORDS = frozenset({"nvidia", "amd", "instinct", "geforce", "tesla", "gpu", "gpus", "graphics", "generation"})
 
 

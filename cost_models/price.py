@@ -104,7 +104,8 @@ def _links(packed: Packed, k: Mapping[str, FloatArray]) -> tuple[FloatArray, Flo
     machine = machine_of(packed, cells.cluster[of])
     tp, cp = cells.tp_degree[of], cells.cp_degree[of]
     ring = communication.ring(machine, k, tp, np.ones_like(tp))
-    one = ring.seconds(cells.boundary_bytes)
+    hidden = cells.tp_overlap[of] * cells.sequence_parallel[of] * cells.can_recompute * (cells.token_bytes == 0)
+    one = ring.seconds(cells.boundary_bytes) * communication.overlapped_share(tp, hidden, k)
     sequence = cells.sequence_parallel[of]
     inside, edges = sequence * cells.in_sequence, sequence * cells.edges
     forward = volumes.tensor_calls(cells.collectives, inside, edges=edges)
@@ -112,7 +113,7 @@ def _links(packed: Packed, k: Mapping[str, FloatArray]) -> tuple[FloatArray, Flo
     again = volumes.tensor_calls(cells.collectives, inside, skipped=cells.early_stop[of])
     skipped = np.where(cells.selective_sums > 0, cells.early_stop[of], cells.collectives)
     partly = volumes.tensor_calls(cells.collectives, inside, skipped=skipped)
-    experts = volumes.EXPERT_EXCHANGES * communication.all_to_all_s(machine, k, cells.all_to_all_bytes, cells.ep_degree[of], tp)
+    experts = _exchanges_s(cells, machine, k)
     passes = _CONTEXT_EXPOSED_SHARE * volumes.CONTEXT_PASSES
     context = passes * np.where(cp > 1, communication.ring(machine, k, cp, tp).seconds(cells.context_bytes * cp), 0.0)
     whole = 2.0 * cells.reduces_whole[of] * sequence * (cells.whole_tensors * ring.latency_s + cells.whole_bytes * ring.s_per_byte)
@@ -125,6 +126,22 @@ def _links(packed: Packed, k: Mapping[str, FloatArray]) -> tuple[FloatArray, Flo
     back = one * backward.ring_passes + adapters_back + whole + logits + loss + experts + context * (1.0 - 1.0 / volumes.CONTEXT_PASSES)
     selective = cells.selective_gathers * one * partly.ring_passes + cells.selective_sums * experts
     return there + back, there, one * again.ring_passes + adapters_there + experts, selective
+
+
+def _exchanges_s(cells: Cells, machine: communication.Machine, k: Mapping[str, FloatArray]) -> FloatArray:
+    """Seconds per unit of tokens on their way to experts and back, one pass.
+
+    With sequence parallelism each tensor rank sends its part of the tokens. Runtimes that send tokens once per node keep experts whole
+    (expert tensor degree 1), so that the devices of an expert group are neighbours; others divide them over the tensor ranks.
+    """
+    of = cells.unit_cell
+    tp, once = cells.tp_degree[of], cells.once_per_node[of]
+    how = communication.Dispatch(
+        ep_degree=cells.ep_degree[of], stride=np.where(once > 0, 1.0, tp), num_experts=cells.num_experts[of],
+        num_active=cells.num_active_experts[of], routed_share=cells.routed_share[of], once_per_node=once,
+    )  # fmt: skip
+    mine = cells.token_bytes / np.where(cells.sequence_parallel[of] > 0, tp, 1.0)
+    return volumes.EXPERT_EXCHANGES * communication.all_to_all_s(machine, k, mine, how)
 
 
 def _price_ranks(packed: Packed, units: _Units) -> RankCosts:

@@ -16,6 +16,9 @@ from importlib import resources
 from typing import Any
 
 PIPELINE_CUTS = ("even", "balanced", "greedy")
+#: Kernels of fused attention: FlashAttention in Triton, FlashAttention-2 (both written for Ampere), or ones written for the GPU's family
+#: (cuDNN, FlashAttention-3).
+ATTENTION_KERNELS = ("triton", "flash2", "native")
 #: "attention"; a "share" of the forward pass with its collectives; or a share of the weight "products" with everything that moves memory
 #: and the gathers before them, while attention and sums over tensor ranks are kept.
 SELECTIVE = ("attention", "share", "products")
@@ -38,6 +41,9 @@ class Runtime:
     equal_tables: float = 0.0  # embeddings and heads are divided only untied, and where tensor x shard ranks divide their rows
     reduces_whole_gradients: float = 0.0  # sequence parallelism all-reduces gradients of what every tensor rank holds whole, one by one
     regathers_weight_gradient: float = 0.0  # sequence parallelism gathers the input again for the weight gradient
+    tp_overlap: float = (
+        0.0  # sequence-parallel gathers and scatters of layers without experts run under their products, in a part per tensor rank
+    )
     dp_overlap: float = 1.0  # the gradient reduction runs under the last backward pass
     zero_overlap: float = 1.0  # the same where optimizer states are sharded (ZeRO-1, 2)
     reduces_every_micro_batch: float = 0.0  # ZeRO-2 reduces gradients after each micro-batch
@@ -54,6 +60,9 @@ class Runtime:
     tied_reduce_bytes: float = (
         0.0  # per element as first and last pipeline stage all-reduce gradients of embeddings they share; 0: not priced
     )
+    dispatches_once_per_node: float = (
+        0.0  # tokens reach experts by DeepEP or HybridEP: to each node once, copied inside; else a plain all-to-all
+    )
     early_stop: float = 0.0  # full recomputation ends before a layer's last sum over tensor ranks (torch's non-reentrant checkpoint)
     accumulate_bytes_per_param: float = 0.0  # traffic per micro-batch of adding into an fp32 gradient buffer
     memory_traffic_share: float = 1.0  # of the eager traffic of memory-bound operators left by fused or compiled kernels
@@ -66,15 +75,21 @@ class Runtime:
     zero_stage: int = 0  # the same
     compiled: bool = False  # torch.compile is presumed where a run doesn't say
     autocast: bool = False  # "amp" means torch.autocast over fp32 weights, not the framework's own 16-bit training
+    splits_batch: bool = False  # pipelines cut a rank's stated batch into micro-batches of one sample (torch.distributed.pipelining)
     whole_batch: bool = False  # a rank's whole batch is presumed to be one micro-batch where a run doesn't say
     flash_attention: bool = True  # presumed where a run doesn't say
     presumed_recompute: tuple[str, ...] = ("none", "full")  # of RECOMPUTE; where a run doesn't say, the first that lets it fit
+    frozen: bool = False  # its code is the published one on whatever GPU it runs
+    successors: Mapping[str, str] = field(default_factory=dict)  # GPU family -> runtime that its project had become by then
+    attention_kernels: str = "flash2"  # one of ATTENTION_KERNELS
     quirks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)  # traits of the memory model
 
     def __post_init__(self) -> None:
         if self.pipeline_cut not in PIPELINE_CUTS:
             raise ValueError(f"runtime {self.name}: pipeline_cut {self.pipeline_cut!r} is none of {', '.join(PIPELINE_CUTS)}")
+        if self.attention_kernels not in ATTENTION_KERNELS:
+            raise ValueError(f"runtime {self.name}: attention_kernels {self.attention_kernels!r} is none of {', '.join(ATTENTION_KERNELS)}")
         if self.selective not in SELECTIVE:
             raise ValueError(f"runtime {self.name}: selective {self.selective!r} is none of {', '.join(SELECTIVE)}")
         for mode in self.presumed_recompute:

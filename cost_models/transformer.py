@@ -14,7 +14,16 @@ import numpy as np
 
 from cost_models.terms.memory_traits import MemoryTraits, memory_traits
 from cost_models.transformer_memory import BlockShape, block_bytes, embedding_saved_bytes, loss_bytes
-from cost_models.transformer_params import block_params, block_shapes, divided_rows, norm
+from cost_models.transformer_params import (
+    LATENT_HEAD,
+    LATENT_RANK,
+    LATENT_ROTARY,
+    block_params,
+    block_shapes,
+    divided_rows,
+    latent_products,
+    norm,
+)
 from cost_models.types import BATCH_DIMS, OP_CLASSES, PHASES, PRICING_KINDS, TP_SPLITS, LayerGroup, OpTable, OptimizerSpec, Workload
 
 #: Under autocast norms, softmax and losses run in fp32 and weights and activations are cast: more traffic than 16-bit training.
@@ -53,11 +62,13 @@ class TransformerShape:
     dropout: bool = False
     num_experts: int = 0
     num_active_experts: int = 0
+    routed_share: float = 1.0  # of the experts that one token may choose from (DeepSeek-V3: 4 of 8 groups)
     expert_ffn_size: float = 0.0
     shared_ffn_size: float = 0.0  # ffn of the experts every token takes
     num_dense_layers: int = 0  # layers without experts, first ones
     head_share: float = 1.0  # of the positions that get logits: 1 language model, about 0.15 masked, 0 classifiers
     latent_attention: bool = False  # DeepSeek's compressed keys and values
+    latent_query_rank: float = 1536.0  # of its compressed queries; 0: they are not compressed
     compiled: bool = False  # torch.compile
     window: float = 0.0  # sliding attention window in half of the layers; 0 none
     fused_loss: bool | None = None  # the loss is compiled, fused with the head or computed in chunks; None: as the runtime does
@@ -72,6 +83,13 @@ class TransformerShape:
     @property
     def query_size(self) -> float:
         return self.num_heads * (self.head_size or self.hidden_size / self.num_heads)
+
+    @property
+    def attention_head_size(self) -> float:
+        """Mean of the sizes that scores and their product with the values run over."""
+        if self.latent_attention:
+            return LATENT_HEAD + LATENT_ROTARY / 2
+        return self.head_size or self.hidden_size / self.num_heads
 
     @property
     def ffn_width(self) -> float:
@@ -124,7 +142,7 @@ def transformer_workload(
         compute_dtype=dtype, param_bytes=param_bytes, master_bytes=master_bytes,
         grad_bytes=default_grad_bytes if grad_bytes is None else grad_bytes, tokens_per_sample=shape.seq_len, sample_unit="tokens",
         seq_len=shape.seq_len, hidden_size=shape.hidden_size, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads or shape.num_heads,
-        vocab_size=shape.vocab_size, num_experts=shape.num_experts, num_active_experts=shape.num_active_experts,
+        vocab_size=shape.vocab_size, num_experts=shape.num_experts, num_active_experts=shape.num_active_experts, routed_share=shape.routed_share,
         tied_params=vocab_params if shape.tied else 0.0, logits_bytes=shape.head_share * loss_bytes(shape.vocab_size, shape.seq_len, traits, fused=fused_loss), input_bytes=16.0 * shape.seq_len,
         model_flops=_model_flops(shape), can_tensor_parallel=True, can_pipeline=True,
     )  # fmt: skip
@@ -173,7 +191,10 @@ def _block(shape: TransformerShape, repeats: int, memory: BlockShape, traits: Me
 
 
 def _model_flops(shape: TransformerShape) -> float:
-    """6 per active weight and token plus 12 x layers x query size x sequence of attention, causal not halved (PaLM, appendix B)."""
+    """6 per active weight and token plus 12 x layers x query size x sequence of attention, causal not halved (PaLM, appendix B).
+
+    Frozen weights get no gradient: 4 instead of 6.
+    """
     h, matrices = shape.hidden_size, 3.0 if shape.gated else 2.0
     split, _, replicated = block_params(shape, experts=False)
     weights = shape.num_layers * (split + replicated) + shape.vocab_size * h
@@ -182,7 +203,8 @@ def _model_flops(shape: TransformerShape) -> float:
         active = split - bank + replicated + shape.num_active_experts * matrices * h * shape.expert_ffn_size
         dense = min(shape.num_dense_layers, shape.num_layers)
         weights = (weights - shape.vocab_size * h) * dense / shape.num_layers + (shape.num_layers - dense) * active + shape.vocab_size * h
-    return 6.0 * weights * shape.seq_len + 12.0 * shape.num_layers * shape.query_size * shape.seq_len**2
+    per_weight = 6.0 if shape.trainable_share >= 0.5 else 4.0
+    return per_weight * weights * shape.seq_len + 12.0 * shape.num_layers * shape.num_heads * shape.attention_head_size * shape.seq_len**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,10 +282,10 @@ def _column(codes: tuple[str, ...] | None, values: Iterable[object]) -> np.ndarr
 
 
 def _attention(ops: _Ops, shape: TransformerShape) -> None:
-    s, heads, size = shape.seq_len, float(shape.num_heads), shape.head_size or shape.hidden_size / shape.num_heads
+    s, heads, size = shape.seq_len, float(shape.num_heads), shape.attention_head_size
     keys = s if not shape.window else (s + min(s, 2 * shape.window)) / 2
     if shape.flash:
-        flow = 2.0 * s * (2 * shape.query_size + 2 * shape.kv_size)
+        flow = 2.0 * s * (4 * heads * size if shape.latent_attention else 2 * shape.query_size + 2 * shape.kv_size)
         common = {"op_class": "attention", "kind": "attention", "batch_dim": "batch", "tp_split": "batch", "m": s, "n": keys, "k": size,
                   "batch": heads, "work_share": 0.5 if shape.causal else 1.0}  # fmt: skip
         ops.rows.append(_Op(**common, bytes_per_sample=flow))  # type: ignore[arg-type]
@@ -283,21 +305,35 @@ def _block_ops(shape: TransformerShape, style: _Style, *, experts: bool) -> OpTa
     s, h, q, kv = shape.seq_len, shape.hidden_size, shape.query_size, shape.kv_size
     modern = shape.rotary  # RMSNorm written out, separate q, k, v and rotary embedding, as in eager Llama code; else GPT-2 with biases
     ops.traffic("normalization", 8.0 * s * h, 12.0 * s * h, "sequence", (16, 24) if modern else (2, 4))
-    ops.linear(s, q + 2 * kv, h, "n", weights=3.0 if modern else 1.0)
-    if modern:
-        ops.traffic("elementwise", 4.0 * s * (q + kv), 4.0 * s * (q + kv), "inner", (10, 12))
+    if shape.latent_attention:
+        _latent_projections(ops, shape)
+    else:
+        ops.linear(s, q + 2 * kv, h, "n", weights=3.0 if modern else 1.0)
+        if modern:
+            ops.traffic("elementwise", 4.0 * s * (q + kv), 4.0 * s * (q + kv), "inner", (10, 12))
     _attention(ops, shape)
-    ops.linear(s, h, q, "k")
+    ops.linear(s, h, shape.num_heads * LATENT_HEAD if shape.latent_attention else q, "k")
     ops.traffic("elementwise", 12.0 * s * h, 12.0 * s * h, "sequence", (2, 2) if modern else (4, 4))
     if experts:
         topk, num = float(shape.num_active_experts), float(shape.num_experts)
         ops.linear(s, num, h, "none")
-        ops.traffic("other", 8.0 * s * topk * h, 12.0 * s * topk * h, "none", (90, 90))  # route, sort, permute, send, and back
+        # route; permute by rank, then by expert, and both back: four kernels that read and write each copy
+        ops.traffic("other", 16.0 * s * topk * h, 16.0 * s * topk * h, "none", (90, 90))
         _mlp(ops, shape, s * topk / num, shape.expert_ffn_size, num)
     ffn = shape.shared_ffn_size if experts else shape.ffn_width
     if ffn:
         _mlp(ops, shape, s, ffn, 1.0)
     return ops.table()
+
+
+def _latent_projections(ops: _Ops, shape: TransformerShape) -> None:
+    """Down, norm and up again; rotation and the joining of both parts of queries and keys, which copies each once."""
+    s, ranks = shape.seq_len, shape.latent_query_rank + LATENT_RANK
+    for outputs, inputs, split in latent_products(shape)[:-1]:
+        ops.linear(s, outputs, inputs, split or "none")
+    ops.traffic("normalization", 8.0 * s * ranks, 12.0 * s * ranks, "none", (16, 24))
+    joined = 2 * shape.num_heads * (LATENT_HEAD + LATENT_ROTARY)
+    ops.traffic("elementwise", 4.0 * s * joined, 4.0 * s * joined, "inner", (14, 16))
 
 
 def _mlp(ops: _Ops, shape: TransformerShape, rows: float, ffn: float, experts: float) -> None:

@@ -149,6 +149,7 @@ class Workload:
     vocab_size: float = 0.0
     num_experts: int = 0
     num_active_experts: int = 0
+    routed_share: float = 1.0  # of the experts that one token may choose from, where routing is limited to some groups of them
     tied_params: float = 0.0  # parameters shared by the first and the last stage of a pipeline
     logits_bytes: float = 0.0  # logits and loss temporaries alive at once, per sample
     cuts_loss: bool = False  # nothing but a cross-entropy sees the logits: tensor ranks may each keep their part of the vocabulary

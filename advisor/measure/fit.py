@@ -26,13 +26,13 @@ from cost_models.types import FloatArray
 PRIORS: Mapping[str, tuple[float, float]] = {
     "gemm_rate_share": (0.80, 0.1), "gemm_half_m": (60.0, 0.3), "gemm_half_n": (120.0, 0.5), "gemm_half_k": (120.0, 0.5),
     "low_precision_rate_share": (0.75, 0.15), "convolution_rate_share": (0.28, 0.2), "tf32_convolution_gain": (1.3, 0.15), "map_traffic": (1.1, 0.1),
-    "attention_rate_share": (0.5, 0.25),
-    "batched_rate_share": (0.45, 0.3), "expert_imbalance": (1.15, 0.1), "memory_rate_share": (0.8, 0.1), "memory_traffic": (1.2, 0.4),
+    "attention_rate_share": (0.5, 0.25), "attention_half_rows": (500.0, 0.5),
+    "batched_rate_share": (0.45, 0.3), "expert_imbalance": (1.2, 0.2), "memory_rate_share": (0.8, 0.1), "memory_traffic": (1.2, 0.4),
     "host_s_per_kernel": (30e-6, 0.2), "host_s_per_collective": (70e-6, 0.5), "backward_launch_share": (1.0, 0.3),
     "intra_latency_s": (25e-6, 0.5), "step_s": (6e-3, 0.4), "scalar_rate_share": (0.85, 0.15), "intra_rate_share": (0.65, 0.2), "pcie_rate_share": (0.4, 0.3),
     "inter_rate_share": (0.65, 0.25), "tcp_bytes_per_s": (7e9, 0.3), "reduction_rate_share": (0.8, 0.3), "inter_decay": (0.2, 0.5), "inter_decay_whole_node": (0.4, 0.5),
     "inter_latency_s_per_node": (60e-6, 0.6), "inter_latency_growth": (1.2, 0.15), "dp_hidden_share": (0.6, 0.3), "fsdp_hidden_share": (0.8, 0.2),
-    "overlap_contention": (0.2, 0.6), "p2p_rate_share": (0.5, 0.4), "all_to_all_rate_share": (0.5, 0.4),
+    "overlap_contention": (0.2, 0.6), "p2p_rate_share": (0.5, 0.4), "all_to_all_rate_share": (0.75, 0.2),
 }  # fmt: skip
 #: Which vary by runtime and by GPU family, and how far (standard deviation of the logarithm).
 BY_RUNTIME: Mapping[str, float] = {
@@ -40,11 +40,14 @@ BY_RUNTIME: Mapping[str, float] = {
     "inter_latency_s_per_node": 0.8, "intra_latency_s": 0.8, "reduction_rate_share": 0.3, "attention_rate_share": 0.2,
 }  # fmt: skip
 BY_FAMILY: Mapping[str, float] = {"gemm_rate_share": 0.15, "attention_rate_share": 0.25, "convolution_rate_share": 0.2}
-#: Factors known before any run: largest product measured on such cards over that of an H100 (stas00/ml-engineering, MAMF table), and
+#: Factors known before any run: largest product measured on such cards over that of an H100 (stas00/ml-engineering, MAMF table), the same
+#: of fused attention (63% of an A100's peak, Dao 2023; 58% of an H100's, Shah et al. 2024), and
 #: cards whose power limit keeps them far below the clock their peak is quoted at (T4: 70 W, base 585 of 1590 MHz; 500 W H100);
+#: fused attention on CDNA reaches less of the peak than cuDNN's (ROCm/flash-attention), CDNA4's products more of it than CDNA3's;
 #: GeForce cards accumulate in fp32 at half rate, so that they run near that peak, above the quoted clock.
 DEVICE_FACTORS: Mapping[str, Mapping[str, float]] = {
-    "ampere": {"gemm_rate_share": 1.08}, "blackwell": {"gemm_rate_share": 0.95}, "cdna3": {"gemm_rate_share": 0.7},
+    "ampere": {"gemm_rate_share": 1.08, "attention_rate_share": 1.08}, "blackwell": {"gemm_rate_share": 0.95},
+    "cdna3": {"gemm_rate_share": 0.7, "attention_rate_share": 0.7}, "cdna4": {"gemm_rate_share": 0.8, "attention_rate_share": 0.7},
     "t4": {"gemm_rate_share": 0.4, "attention_rate_share": 0.4, "batched_rate_share": 0.4},
     **{card: {"gemm_rate_share": 1.25, "convolution_rate_share": 2.2} for card in
        ("rtx-2070", "rtx-2080-super", "rtx-2080-ti", "rtx-3060", "rtx-3070", "rtx-3080", "rtx-3080-ti", "rtx-3090", "rtx-3090-ti",

@@ -86,7 +86,7 @@ def _megatron_test(notes: str, name: str) -> dict[str, Any]:
     engine = backend[1] if backend else ""
     plain = engine in {"unfused", "local"} or ("_te_" not in (test[1] if test else "") and not re.search(r"L32|nemotron", name))
     out: dict[str, Any] = {
-        "flash_attention": float(not plain), "vp": 1.0, "dropout": 1.0, "tied_embeddings": 1.0, "gated_mlp": float("swiglu" in notes),
+        "runtime": "megatron-core", "flash_attention": float(not plain), "vp": 1.0, "dropout": 1.0, "tied_embeddings": 1.0, "gated_mlp": float("swiglu" in notes),
     }  # fmt: skip
     if "multi_dist_optimizer_instances" in notes:
         out["optimizer_instances"] = 2.0  # the states are sharded among half of the data ranks

@@ -40,6 +40,9 @@ def with_stated_batch(row: Fields, plan: Plan, runtime: Runtime) -> Plan:
         row.assumed.append("micro_batch")
         guess = share / accumulation if accumulation else _usual_micro_batch(runtime, share, plan.pp_degree)
         stated = max(guess, 1.0)
+    elif runtime.splits_batch and plan.pp_degree > 1 and stated > 1:
+        row.assumed.append("micro_batch = 1")
+        stated = 1.0
     micro = max(stated, 1.0)
     num_micro = max(round(share / micro), 1)
     if abs(num_micro * micro - share) / share > 0.5:

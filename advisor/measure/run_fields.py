@@ -12,11 +12,13 @@ from typing import Any
 import pandas as pd
 
 from advisor.measure.known_networks import KnownNetwork, known_network
+from advisor.measure.presumed_shapes import presumed_shape
 from advisor.measure.row_notes import with_notes
 from advisor.measure.run_batch import states_batch
+from advisor.measure.run_era import RECENT_FAMILIES, runtime_of_its_time
 from advisor.measure.run_layout import ReadRow
 from advisor.measure.run_plan import network_plan, transformer_plan
-from advisor.measure.run_shapes import find_shape, known_shapes, plain_name, presumed_shape, transformer_shape
+from advisor.measure.run_shapes import find_shape, known_shapes, plain_name, transformer_shape
 from advisor.measure.run_values import Fields, Record, Skip, is_number
 from cost_models.catalogue import default_gpus_per_node, default_links, find_gpu, parse_link
 from cost_models.traits import Runtime, load_runtime, runtime_names
@@ -56,8 +58,9 @@ class RowReader:
             raise Skip(f"the row contradicts itself: {error}") from error
 
     def _read(self, row: Fields) -> ReadRow:
-        runtime = load_runtime(row.text("runtime") or runtime_of(row.text("source_repo_or_doc"), row.text("framework")).name)
         device = _device(row)
+        stated, presumed = row.text("runtime"), runtime_of(row.text("source_repo_or_doc"), row.text("framework"))
+        runtime = load_runtime(stated) if stated else runtime_of_its_time(row, presumed, device.family)
         num_gpus = int(row.number("n_gpus") or 0)
         if not 1 <= num_gpus <= _MOST_GPUS:
             raise Skip(f"the number of GPUs is {row.text('n_gpus') or 'not stated'}")
@@ -95,7 +98,7 @@ class RowReader:
             is_autocast = "amp" in row.text("precision").lower() and precision == "fp16"  # Apex's own way of "amp" is known for BERT alone
             network = self._network(row, name, "amp16" if is_autocast else precision)
             return network.workload, network
-        shape = transformer_shape(row, arch, runtime)
+        shape = transformer_shape(row, arch, runtime, recent=device.family in RECENT_FAMILIES)
         optimizer = row.text("optimizer_name") or "adamw"
         key = (shape, precision, optimizer, runtime.name)
         if key not in self._workloads:
@@ -125,8 +128,8 @@ def runtime_of(source: str, framework: str) -> Runtime:
 
 
 def _longest(text: str, starts: tuple[str, ...]) -> int:
-    """Length of the longest of the spellings that the text starts with; 0 if none."""
-    return max((len(s) for s in starts if text.startswith(s)), default=0)
+    """Length of the longest of the spellings that the text starts with, in capitals or not; 0 if none."""
+    return max((len(s) for s in starts if text.lower().startswith(s.lower())), default=0)
 
 
 def _device(row: Fields) -> Device:

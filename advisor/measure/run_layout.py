@@ -10,12 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from advisor.measure.run_values import Fields, Skip
-from cost_models import estimate
-from cost_models.terms.memory import memory_costs_rows
+from cost_models.terms.memory import memory_costs, memory_costs_rows
 from cost_models.traits import Runtime
 from cost_models.types import Cluster, Plan, PlanTable, Workload
 
-_MICRO_BATCHES = (1, 2, 4)
 _DEGREES = tuple(2**i for i in range(11))
 
 Choice = dict[str, str | int]
@@ -46,9 +44,9 @@ class ReadRow:
 def fill_open(rows: Sequence[ReadRow]) -> None:
     """Fill in what rows leave open of layout and recomputation, where they would not fit their devices with the plain defaults.
 
-    Blank tensor and pipeline degrees: the fastest layout that fits, with the recomputation and micro-batch that it needs where these
-    are blank too. Blank recomputation alone: the fastest of the runtime's `presumed_recompute` that fits. Where nothing fits, what needs
-    least: the run did, somehow. What was filled in is named in the row's `assumed`.
+    Blank tensor and pipeline degrees become the smallest that fit, tensor ranks within a node first, then pipeline stages (Narayanan et
+    al. 2021, section 3.4); blank recomputation the least of the runtime's `presumed_recompute` that fits, after larger degrees. Where nothing
+    fits, what needs least memory: the run did, somehow. What was filled in is named in the row's `assumed`.
     Ignored: offloaded activations.
     """
     are_open = [r for r in rows if r.is_transformer and (not r.row.text("activation_ckpt") or _any_layout(r.row))]
@@ -71,9 +69,9 @@ def _fill(read: ReadRow) -> None:
         with contextlib.suppress(Skip):
             plans.append(read.plan_of(Fields({**read.row.record, **choice})))
             choices.append(choice)
-    found = estimate(read.workload, read.cluster, PlanTable.from_plans(plans))
-    fits = found.peak_memory_bytes <= read.cluster.device.memory_bytes
-    best = int(np.argmin(np.where(fits, found.step_time_s, np.inf) if fits.any() else found.peak_memory_bytes))
+    peak_bytes = memory_costs(read.workload, read.cluster, PlanTable.from_plans(plans)).peak
+    fits = peak_bytes <= read.cluster.device.memory_bytes
+    best = int(np.argmax(fits) if fits.any() else np.argmin(peak_bytes))
     replaced = (*choices[best], "tp,")
     read.row.assumed = [name for name in read.row.assumed if name.split(" ")[0] not in replaced]
     read.row.assumed += [f"{name} = {value}" for name, value in choices[best].items()]
@@ -82,20 +80,19 @@ def _fill(read: ReadRow) -> None:
 
 def _choices(read: ReadRow) -> Iterator[Choice]:
     """Values of the open fields, the plain defaults first."""
-    row = read.row
-    any_layout, any_batch = _any_layout(row), not row.text("micro_batch") and bool(row.text("global_batch"))
-    recompute: list[Choice] = (
-        [{}] if row.text("activation_ckpt") else [{"activation_ckpt": mode} for mode in read.runtime.presumed_recompute]
-    )
-    micro: list[Choice] = [{"micro_batch": n} for n in _MICRO_BATCHES] if any_layout and any_batch else [{}]
+    open_recompute, any_layout = not read.row.text("activation_ckpt"), _any_layout(read.row)
+    recompute: list[Choice] = [{"activation_ckpt": mode} for mode in read.runtime.presumed_recompute] if open_recompute else [{}]
     layouts: list[Choice] = list(_layouts(read.workload, read.cluster)) if any_layout else [{}]
-    for layout, samples, mode in itertools.product(layouts, micro, recompute):
-        yield layout | samples | mode
+    for mode, layout in itertools.product(recompute, layouts):
+        yield layout | mode
 
 
 def _layouts(workload: Workload, cluster: Cluster) -> Iterator[Choice]:
-    """Tensor degrees in a node, pipelines of equal stages."""
+    """Tensor degrees up to a node's, then with the largest of them pipelines of equal stages."""
     num_layers = max(group.num_repeats for group in workload.groups)
-    for tp, pp in itertools.product(_DEGREES, _DEGREES):
-        if tp <= cluster.gpus_per_node and workload.num_heads % tp == 0 and num_layers % pp == 0:
-            yield {"tp": tp, "pp": pp}
+    tensor = [n for n in _DEGREES if n <= cluster.gpus_per_node and workload.num_heads % n == 0]
+    for tp in tensor:
+        yield {"tp": tp, "pp": 1}
+    for pp in _DEGREES[1:]:
+        if num_layers % pp == 0:
+            yield {"tp": tensor[-1], "pp": pp}

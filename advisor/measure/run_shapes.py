@@ -10,15 +10,16 @@ from typing import Any
 
 import pandas as pd
 
+from advisor.measure.presumed_shapes import GPT_VOCAB
+from advisor.measure.run_era import presumed_flash
 from advisor.measure.run_values import Fields, Record, Skip, is_number
 from cost_models.traits import Runtime
 from cost_models.transformer import TransformerShape
 
 _GATED = ("llama", "qwen", "deepseek", "mixtral", "mistral", "gpt-oss", "kimi", "internlm", "kempner", "gemma")
 _UNTIED = ("llama2", "llama3", "qwen", "8.86b", "80b", "70.6b", "deepseek", "nemotron", "mixtral", "mistral", "gpt-oss", "kimi")
-_GPT_VOCAB = 51200.0  # GPT-2's, padded
 #: Last words of a name that say how a model was tuned, not how large it is.
-_TUNED = re.compile(r"(?i)hf|it|chat|base|instruct|pretrain|uncased|cased|\d+k|v\d+(\.\d+)?")
+_TUNED = re.compile(r"(?i)hf|it|chat|base|instruct|pretrain|sft|q?lora|uncased|cased|\d+k|v\d+(\.\d+)?")
 #: What else tables put beside a name: remarks in brackets, and how the model was trained.
 _REMARKS = re.compile(
     r"(?i)\([^)]*\)|\b(pre-?training|fine-?tuning|training|phase ?[12]|squad( ?v?\d\.\d)?|mrpc|lamb|(sequence|seq)[ _-]?(len(gth)?)? ?=? ?\d+)\b"
@@ -60,31 +61,14 @@ def find_shape(name: str, shapes: Mapping[str, Record]) -> Record:
     return {}
 
 
-def presumed_shape(row: Fields) -> Record:
-    """Layers and hidden size of a plain GPT of which only the parameter count is stated; both are named in `assumed`.
-
-    Hidden size = 128 x layers, the proportion of GPT-3 and of Megatron-LM's large models, so that P = 12 layers x hidden^2 gives
-    hidden = (128 P / 12)^(1/3), rounded to a multiple of 128; layers make up the rest of P, as many on each pipeline stage if
-    that is within 10%.
-    Ignored: that small models are deeper for their width.
-    """
-    params_b, words = row.number("params_b"), f"{row.text('model_family')} {row.text('model_name')}".lower()
-    if not params_b or "gpt" not in words or "moe" in words or row.number("hidden") is not None:
-        return {}
-    row.assumed += ["n_layers", "hidden"]
-    hidden = max(128.0, 128.0 * round((128 * params_b * 1e9 / 12) ** (1 / 3) / 128))
-    layers, stages = (params_b * 1e9 - _GPT_VOCAB * hidden) / (12 * hidden**2), row.number("pp") or 1.0
-    even = stages * round(layers / stages)
-    return {"hidden": hidden, "n_layers": even if 0.9 < even / layers < 1.1 else max(1.0, float(round(layers)))}
-
-
-def transformer_shape(row: Fields, arch: Record, runtime: Runtime) -> TransformerShape:
+def transformer_shape(row: Fields, arch: Record, runtime: Runtime, *, recent: bool = False) -> TransformerShape:
     """Shape of a row.
 
     Args:
         row: whose values come first.
         arch: row of the table of named models, empty where the model isn't there.
         runtime: whose habits are presumed where the row doesn't say.
+        recent: the GPU came out when frameworks had fused attention.
 
     Raises:
         Skip: no layers or no hidden size.
@@ -110,16 +94,22 @@ def transformer_shape(row: Fields, arch: Record, runtime: Runtime) -> Transforme
         size("seq_len", _usual_tokens(row) if "bert" in name else 2048.0),
         size("n_heads", max(1.0, hidden // (128 if hidden > 2048 else 64))),
     )
-    if row.number("flash_attention") is None:
-        row.assumed.append("flash_attention")
     gated, encoder, ffn = flag("gated_mlp", any(w in name for w in _GATED)), "bert" in name, size("ffn_hidden", 4 * hidden)
-    experts = _experts(row.text("moe") or str(arch.get("moe", "") or ""), ffn)
+    is_flash = (
+        flag("flash_attention", True)
+        if row.number("flash_attention") is not None
+        else presumed_flash(row, runtime, recent=recent, gated=gated)
+    )
+    bank = row.text("moe") or str(arch.get("moe", "") or "")
+    if "hybrid" in bank:
+        row.assumed.append("attention in place of recurrent layers")
+    experts = _experts(bank, ffn)
     head_size = row.number("head_dim") or (float(arch["head_dim"]) if is_number(arch.get("head_dim")) else 0.0)
     return TransformerShape(
-        num_layers=int(layers), hidden_size=hidden, num_heads=int(heads), vocab_size=size("vocab", _GPT_VOCAB), seq_len=seq_len,
+        num_layers=int(layers), hidden_size=hidden, num_heads=int(heads), vocab_size=size("vocab", GPT_VOCAB), seq_len=seq_len,
         num_kv_heads=int(size("n_kv_heads", heads)), ffn_size=ffn, gated=gated, causal=not encoder, rotary=gated,
         tied=flag("tied_embeddings", not any(w in name for w in _UNTIED)), dropout=flag("dropout", False),
-        flash=flag("flash_attention", runtime.flash_attention), compiled=flag("compile", runtime.compiled),
+        flash=is_flash, compiled=flag("compile", runtime.compiled),
         head_share=_head_share(row, encoder), trainable_share=row.number("trainable_share") or 1.0,
         quantized=flag("quantized", False), fused_loss=None if row.number("fused_loss") is None else bool(row.number("fused_loss")),
         **({"head_size": head_size} | experts),
@@ -145,7 +135,9 @@ def _usual_tokens(row: Fields) -> float:
 
 
 def _experts(text: str, ffn: float) -> dict[str, Any]:
-    """Expert sizes from text like "128 experts topk 8 moe_ffn 768 shared 2048 dense_layers 1 MLA"; an expert is a whole MLP unless said."""
+    """Expert sizes from text like "128 experts topk 8 moe_ffn 768 shared 2048 dense_layers 1 window 128 MLA groups 4/8"; an expert is a whole MLP unless
+    said, and a token may choose from all groups of experts.
+    """
     found = re.match(r"(\d+) experts topk (\d+)", text)
     if not found:
         return {}
@@ -156,6 +148,12 @@ def _experts(text: str, ffn: float) -> dict[str, Any]:
 
     out: dict[str, Any] = {
         "num_experts": int(found[1]), "num_active_experts": int(found[2]), "expert_ffn_size": after("moe_ffn") or ffn,
-        "shared_ffn_size": after("shared"), "num_dense_layers": int(after("dense_layers")),
+        "shared_ffn_size": after("shared"), "num_dense_layers": int(after("dense_layers")), "window": after("window"),
     }  # fmt: skip
-    return out | ({"latent_attention": True, "head_size": 128.0} if "MLA" in text else {})
+    groups = re.search(r"groups (\d+)/(\d+)", text)
+    if groups:
+        out["routed_share"] = min(int(groups[1]) / max(int(groups[2]), 1), 1.0)
+    if "MLA" in text:
+        rank = re.search(r"q_lora (\d+)", text)
+        out |= {"latent_attention": True, "head_size": 128.0} | ({"latent_query_rank": float(rank[1])} if rank else {})
+    return out

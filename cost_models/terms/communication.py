@@ -100,19 +100,84 @@ def _rates(machine: Machine, constants: Mapping[str, FloatArray]) -> tuple[Float
     return machine.intra_bytes_per_s * inside, network
 
 
-def all_to_all_s(
-    machine: Machine, constants: Mapping[str, FloatArray], num_bytes: FloatArray, ep_degree: FloatArray, tp_degree: FloatArray
-) -> FloatArray:
-    """Seconds of one all-to-all of `num_bytes` leaving each device: the part for other nodes uses one device's share of the adapters."""
-    away = np.maximum(0.0, 1.0 - machine.gpus_per_node / np.maximum(1.0, ep_degree * tp_degree))
-    s_per_byte = (1 - away) / machine.intra_bytes_per_s + away * machine.gpus_per_node / machine.inter_bytes_per_s
-    return num_bytes * (1 - 1 / ep_degree) * s_per_byte / constants["all_to_all_rate_share"]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """How tokens travel to their experts; one value per element."""
+
+    ep_degree: FloatArray
+    stride: FloatArray  # between neighbours of the group, in device numbers
+    num_experts: FloatArray
+    num_active: FloatArray  # experts of a token
+    routed_share: FloatArray  # of the experts, on neighbouring devices, that one token may choose from
+    once_per_node: FloatArray  # 1 where a token crosses to each node once and is copied there; 0: a plain all-to-all of one copy per expert
+
+
+def groups_hit(num_experts: FloatArray, num_active: FloatArray, num_groups: FloatArray) -> FloatArray:
+    """Expected number of distinct groups among the experts of a token, E experts in G equal groups, k different ones chosen at random.
+
+    A group is missed with probability C(E - E/G, k) / C(E, k) = product over i < k of (E - E/G - i) / (E - i), so that
+
+        hit = G (1 - that product)
+
+    Ignored: that experts aren't equally busy.
+
+    Args:
+        num_experts: E.
+        num_active: k, at most E.
+        num_groups: G: nodes, or devices.
+    """
+    missed = np.ones(np.broadcast_shapes(np.shape(num_experts), np.shape(num_active), np.shape(num_groups)))
+    for i in range(int(np.max(num_active, initial=0.0))):
+        left = np.maximum(num_experts * (1.0 - 1.0 / num_groups) - i, 0.0) / np.maximum(num_experts - i, 1.0)
+        missed = missed * np.where(i < num_active, left, 1.0)
+    return num_groups * (1.0 - missed)
+
+
+def all_to_all_s(machine: Machine, constants: Mapping[str, FloatArray], token_bytes: FloatArray, how: Dispatch) -> FloatArray:
+    """Seconds of sending a device's tokens to their experts, or of the way back.
+
+    A plain all-to-all sends a copy per expert, and what is for other nodes uses one device's share of the adapters. DeepEP and HybridEP,
+    Megatron-Core's flex dispatcher, send a token once to each node that holds some of its experts and from there, while the rest still
+    arrives, once to each device (DeepSeek-V3 report, 3.2.2; deepseek-ai/DeepEP), so that the slower of both ways counts. Where routing is
+    limited to some groups of experts (there 4 of 8), so are the nodes.
+
+    Args:
+        machine: figures of each element's cluster.
+        constants: all_to_all_rate_share.
+        token_bytes: of all tokens of a device, one copy of each.
+        how: group, experts and way of travel.
+    """
+    here = np.clip(machine.gpus_per_node / how.stride, 1.0, how.ep_degree)
+    nodes = np.maximum(how.ep_degree / here, 1.0)
+    inside_s, outside_s = 1.0 / machine.intra_bytes_per_s, machine.gpus_per_node / machine.inter_bytes_per_s
+    away = np.maximum(0.0, 1.0 - machine.gpus_per_node / np.maximum(1.0, how.ep_degree * how.stride))
+    plain_s = how.num_active * (1 - 1 / how.ep_degree) * ((1 - away) * inside_s + away * outside_s)
+    nodes_hit, devices_hit = (
+        groups_hit(how.num_experts * how.routed_share, how.num_active, np.maximum(groups * how.routed_share, 1.0))
+        for groups in (nodes, how.ep_degree)
+    )
+    crossing, copied = nodes_hit * (1 - 1 / nodes), devices_hit * (1 - 1 / here)
+    once_s = np.maximum(crossing * outside_s, copied * inside_s)
+    return token_bytes * np.where(how.once_per_node > 0, once_s, plain_s) / constants["all_to_all_rate_share"]
 
 
 def transfer_s_per_byte(machine: Machine, constants: Mapping[str, FloatArray], crosses: FloatArray) -> FloatArray:
     """Seconds per byte between neighbouring pipeline stages; across nodes all devices of a node send at once."""
     outside = np.minimum(machine.inter_bytes_per_s / machine.gpus_per_node, machine.intra_bytes_per_s)
     return 1.0 / (np.where(crosses > 0, outside, machine.intra_bytes_per_s) * constants["p2p_rate_share"])
+
+
+def overlapped_share(ranks: FloatArray, overlap: FloatArray, constants: Mapping[str, FloatArray]) -> FloatArray:
+    """Factor on a collective that is cut into a part per rank, each of which runs under the product that makes or takes another part.
+
+    One part shows, the others come back as slower compute (Wang et al., ASPLOS 2023; Transformer Engine's userbuffers).
+
+    Args:
+        ranks: of the group.
+        overlap: 1 where collectives are cut so.
+        constants: overlap_contention.
+    """
+    return np.asarray(1.0 - overlap * (1.0 - 1.0 / ranks) * np.maximum(1.0 - constants["overlap_contention"], 0.0))
 
 
 def exposed_sharding_s(traffic_s: FloatArray, compute_s: FloatArray, constants: Mapping[str, FloatArray]) -> FloatArray:
@@ -131,4 +196,4 @@ def exposed_reduction_s(
     return reduction_s - hidden_s + constants["overlap_contention"] * hidden_s
 
 
-TERMS = (ring, ends_ring, all_to_all_s, transfer_s_per_byte, exposed_sharding_s, exposed_reduction_s)
+TERMS = (ring, ends_ring, groups_hit, all_to_all_s, overlapped_share, transfer_s_per_byte, exposed_sharding_s, exposed_reduction_s)

@@ -11,7 +11,11 @@ Grouped convolutions with few channels a group have no use for matrix units: the
 `saturation` = 1 / ((1 + c_m/m)(1 + c_n/n)(1 + c_k/k)) lowers the rate of products with a short side; `fill` is the filled part
 of the last wave of 128 x 128 tiles, of which products with a very long inner side have more (split-K). Shares and c are calibrated per GPU
 family. Ignored: layout (NN, NT, TN), L2 reuse, clocks.
-Backward fused attention does 2.5 times the forward work (it recomputes scores: 5 products instead of 2; Dao 2022).
+Backward fused attention does 2.5 times the forward work (it recomputes scores: 5 products instead of 2; Dao 2022). Its rate falls for
+short sequences (few tiles to keep the pipeline of a block full, and half-empty ones on the diagonal) and depends on the kernels' generation:
+FlashAttention-2 reaches 50 to 73% of an A100's peak, 1.3 to 1.5 times the rate of FlashAttention in Triton (Dao 2023, section 4), but only
+35% of an H100's, whose asynchronous matrix units it doesn't know; kernels written for them (cuDNN, FlashAttention-3) reach 55 to 65%
+(Shah et al. 2024, section 4).
 """
 
 from __future__ import annotations
@@ -47,6 +51,11 @@ RATES = (
 BoolArray = npt.NDArray[np.bool_]
 TILE = 128.0
 SPLIT_DEPTH = 2.0**17  # inner size from which a product with few tiles is cut along it, so that every multiprocessor has a part
+#: Block scales, transforms and products that stay in wider types take a fp4 product so much of what it takes in fp8, however fast fp4 is.
+FP4_CONVERSION = 0.09
+#: Rate of fused attention by older kernels against kernels written for the GPU family. On Blackwell frameworks that call FlashAttention-2
+#: elsewhere turn to cuDNN's (torchtitan: ScaledDotProductAttention).
+OLDER_KERNELS_SHARE = {"triton": {"ampere": 0.7, "hopper": 0.45}, "flash2": {"hopper": 0.62}}
 FEW_CHANNELS = 8.0  # output channels per group up to which a convolution counts as grouped
 FLASH_BACKWARD_FACTOR = 2.5
 ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
@@ -60,6 +69,7 @@ class OpShapes:
     m: FloatArray  # inf where saturation does not apply
     n: FloatArray
     k: FloatArray
+    attention_rows: FloatArray  # keys that a query of fused attention meets, causal not halved; inf elsewhere
     wave_fill: FloatArray  # 0..1
     moved_bytes: FloatArray
     peak_flops_per_s: FloatArray
@@ -88,8 +98,8 @@ def peak_flops_per_s(device: Device, dtype: str, *, convolution: bool = False) -
     peaks = device.peak_flops_per_s
     if convolution and dtype == "fp32":
         dtype = "tf32"
-    if dtype == "fp4" and "fp4" not in peaks and "fp8" in peaks:
-        return 1.7 * peaks["fp8"]
+    if dtype == "fp4" and "fp4" in peaks and "fp8" in peaks:
+        return 1.0 / (1.0 / peaks["fp4"] + FP4_CONVERSION / peaks["fp8"])
     for name in {"fp4": ("fp4", "fp8", "bf16", "fp16"), "fp8": ("fp8", "bf16", "fp16"), "bf16": ("bf16",), "fp16": ("fp16",)}.get(
         dtype, (dtype,)
     ):
@@ -98,6 +108,16 @@ def peak_flops_per_s(device: Device, dtype: str, *, convolution: bool = False) -
     if "fp32" in peaks:
         return peaks["fp32"]
     raise ValueError(f"{device.name} has no peak rate for {dtype}")
+
+
+def attention_kernel_share(kernels: str, family: str) -> float:
+    """Factor on the rate of fused attention: 1 for kernels written for the GPU family.
+
+    Args:
+        kernels: one of `traits.ATTENTION_KERNELS`.
+        family: of the device.
+    """
+    return OLDER_KERNELS_SHARE.get(kernels, {}).get(family, 1.0)
 
 
 def device_shapes(
@@ -123,9 +143,10 @@ def device_shapes(
     experts = np.where(expert > 0, np.minimum(split.ep_degree, np.maximum(ops.batch, 1.0)), 1.0)
     token_side = {name: np.where(ops.batch_dim == BATCH_DIMS.index(name), experts, 1.0) for name in ("m", "n", "k")}
     m, n, k = (np.maximum(getattr(ops, d) * grow[d] * token_side[d] / cut[d], 1.0) for d in ("m", "n", "k"))
-    batch = np.maximum(ops.batch * grow["batch"] / (cut["batch"] * experts), 1.0)
     is_gemm, is_conv = ops.kind == GEMM, ops.kind == CONVOLUTION
     is_attention = ops.kind == ATTENTION
+    batch = ops.batch * grow["batch"] / (cut["batch"] * experts)
+    batch = np.where(is_attention, batch, np.maximum(batch, 1.0))  # context parallelism leaves each device a part of the queries of a head
     factor = np.where(
         is_attention, np.where(ops.phase == BACKWARD, 4.0 * FLASH_BACKWARD_FACTOR, 4.0), np.where(is_gemm | is_conv, 2.0, 0.0)
     )
@@ -136,6 +157,7 @@ def device_shapes(
     waves = tiles * np.clip(num_sms / tiles, 1.0, np.maximum(k / SPLIT_DEPTH, 1.0)) / num_sms
     return OpShapes(
         flops=flops, m=np.where(saturates, m, np.inf), n=np.where(saturates, n, np.inf), k=np.where(saturates, k, np.inf),
+        attention_rows=np.where(is_attention, n, np.inf),
         wave_fill=np.where(saturates, waves / np.ceil(waves), 1.0),
         moved_bytes=np.where(is_gemm, element_bytes * batch * (m * k + k * n + m * n), _bytes(ops, split)),
         peak_flops_per_s=np.where(is_conv, peaks[1], peaks[0]), memory_bytes_per_s=memory_bytes_per_s + np.zeros(len(ops)),
@@ -206,6 +228,7 @@ def shape_seconds(shapes: OpShapes, constants: Mapping[str, FloatArray], pair: I
 
     share = rate_table(constants).ravel()[pair * len(RATES) + shapes.rate]
     short = (1.0 + of("gemm_half_m") / shapes.m) * (1.0 + of("gemm_half_n") / shapes.n) * (1.0 + of("gemm_half_k") / shapes.k)
+    short = short * (1.0 + of("attention_half_rows") / shapes.attention_rows)
     fill = np.exp(of("wave_exponent") * np.log(shapes.wave_fill))
     compute_s = shapes.flops * short / (shapes.peak_flops_per_s * share * fill)
     memory_share = memory_table(constants).ravel()[pair * len(RATES) + shapes.rate]
@@ -223,7 +246,7 @@ def op_seconds(
     ops: OpTable, device: Device, *, micro_batch: float = 1, compute_dtype: str = "bf16", calibration: Calibration | None = None,
     tp_degree: int = 1, in_order: bool = False,
 ) -> FloatArray:  # fmt: skip
-    """Modelled device seconds of each operator of one forward and backward pass on one device.
+    """Modelled device seconds of each operator of one forward and backward pass on one device, fused attention by PyTorch's own kernels.
 
     Args:
         ops: operators of one sample.
@@ -246,9 +269,12 @@ def op_seconds(
     constants = calibration.table([("", device.family, device.name)])
     low = np.full(n, int(compute_dtype in ("fp8", "fp4")), dtype=np.int64)
     ones = np.ones(n)
+    product_peak = peak_flops_per_s(device, compute_dtype) * np.where(
+        ops.kind == ATTENTION, attention_kernel_share("flash2", device.family), 1.0
+    )
     shapes = device_shapes(
         ops, Split(samples=ones * micro_batch, tp_degree=ones * tp_degree, ep_degree=ones, sequence_parallel=0.0 * ones),
-        peaks=(ones * peak_flops_per_s(device, compute_dtype), ones * peak_flops_per_s(device, compute_dtype, convolution=True)),
+        peaks=(product_peak, ones * peak_flops_per_s(device, compute_dtype, convolution=True)),
         memory_bytes_per_s=ones * device.memory_bytes_per_s, num_sms=ones * device.num_multiprocessors,
         element_bytes=ones * ELEMENT_BYTES[compute_dtype], low_precision=low, expert=np.zeros(n, dtype=np.int64),
         scalar=_scalar(device, compute_dtype, n), in_maps=np.full(n, in_order or bool((ops.kind == CONVOLUTION).any())),

@@ -63,13 +63,15 @@ def test_every_gpu_file_is_whole_and_plausible(name):
         assert device.memory_bytes < 70e9
     assert 1e11 < device.memory_bytes_per_s < 1e13
     assert 16 <= device.num_multiprocessors <= 400
-    assert set(rates) <= {"fp32", "tf32", "fp16", "bf16", "fp8"} and {"fp32", "fp16"} <= set(rates)
-    assert all(5e12 < r < 1e16 for r in rates.values())
+    assert set(rates) <= {"fp32", "tf32", "fp16", "bf16", "fp8", "fp4"} and {"fp32", "fp16"} <= set(rates)
+    assert all(5e12 < r < 2e16 for r in rates.values())
     assert rates["fp16"] >= rates["fp32"]
     if "bf16" in rates:
         assert rates["bf16"] == rates["fp16"]
     if "fp8" in rates:  # dense against dense: a sparse figure would be four times
         assert rates["fp8"] == pytest.approx(2 * rates["bf16"], rel=0.02)
+    if "fp4" in rates:  # NVIDIA's Ultra chips triple fp8 instead of doubling it
+        assert rates["fp4"] == pytest.approx((3 if "b300" in device.name else 2) * rates["fp8"], rel=0.02)
     assert entry.per in ("package", "die") and entry.vendor in ("nvidia", "amd")
     assert entry.source and isinstance(entry.checked_on, datetime.date)
     assert entry.gpus_per_node >= 1

@@ -154,7 +154,7 @@ def test_an_unknown_stage_is_an_error(llama8b):
 
 
 def test_experts_exchange_tokens_four_times_a_layer(experts):
-    plan = Plan(dp_shard_degree=8, ep_degree=4, micro_batch=2, runtime="megatron-core", zero_stage=1)
+    plan = Plan(dp_shard_degree=8, ep_degree=4, micro_batch=2, runtime="megatron", zero_stage=1)
     tokens = 2.0 * 2 * 512 * 2 * 512  # bytes, samples, positions, experts a token, width
     assert find(charged(experts, plan), "all-to-all") == (4 * 4, 4 * 4 * tokens)
     again = charged(experts, dataclasses.replace(plan, recompute="full"))
@@ -222,7 +222,7 @@ PLANS = {
     "tensor": tensor(num_microbatches=2), "sequence": tensor(sequence_parallel=True, recompute="full"), "selective": tensor(recompute="selective"),
     "tensor x fsdp": tensor(4, dp_shard_degree=16, zero_stage=3, sequence_parallel=True), "tensor x replicas": tensor(4, dp_replicate_degree=4),
     "torchtitan": Plan(tp_degree=4, dp_shard_degree=4, zero_stage=3, sequence_parallel=True, recompute="selective", runtime="torchtitan"),
-    "megatron": Plan(tp_degree=4, dp_shard_degree=4, zero_stage=1, sequence_parallel=True, recompute="full", runtime="megatron-core"),
+    "megatron": Plan(tp_degree=4, dp_shard_degree=4, zero_stage=1, sequence_parallel=True, recompute="full", runtime="megatron"),
     "ddp": ddp(num_microbatches=2), "ddp zero-1": Plan(dp_shard_degree=8, zero_stage=1, runtime="torch-ddp"),
     "deepspeed zero-2": Plan(dp_shard_degree=8, zero_stage=2, num_microbatches=3, runtime="deepspeed-zero"),
     "deepspeed zero-3": Plan(dp_shard_degree=8, zero_stage=3, runtime="deepspeed"),

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from cost_models import op_seconds
-from cost_models.terms.compute import peak_flops_per_s
+from cost_models.catalogue import find_gpu
+from cost_models.terms.compute import attention_kernel_share, peak_flops_per_s
 from cost_models.types import BATCH_DIMS, OP_CLASSES, PHASES, PRICING_KINDS, TP_SPLITS, OpTable
 
 
@@ -41,6 +42,24 @@ def test_causal_attention_costs_half_and_backward_two_and_a_half_times(a100):
     assert op_seconds(one_op(**sizes, phase="backward"), a100)[0] == pytest.approx(2.5 * full)
 
 
+def test_fused_attention_of_short_sequences_reaches_less(a100):
+    sizes = {"op_class": "attention", "kind": "attention", "batch_dim": "batch", "k": 128.0, "batch": 32.0}
+    rate = {s: s * s / op_seconds(one_op(**sizes, m=s, n=s), a100)[0] for s in (512.0, 4096.0, 65536.0)}
+    assert rate[512.0] < 0.8 * rate[4096.0]
+    assert 0.8 * rate[65536.0] < rate[4096.0] < rate[65536.0]
+
+
+@pytest.mark.parametrize(("kernels", "gpu", "share"), [("native", "hopper", 1.0), ("flash2", "ampere", 1.0), ("flash2", "blackwell", 1.0)])
+def test_kernels_written_for_a_family_reach_its_rate(kernels, gpu, share):
+    assert attention_kernel_share(kernels, gpu) == share
+
+
+def test_older_kernels_reach_less_of_a_newer_gpu():
+    assert (
+        attention_kernel_share("triton", "hopper") < attention_kernel_share("flash2", "hopper") < attention_kernel_share("flash2", "ampere")
+    )
+
+
 def test_tensor_parallelism_divides_the_split_dimension_only(a100):
     whole = op_seconds(one_op(n=8192.0), a100)[0]
     split = op_seconds(one_op(n=8192.0, tp_split="n"), a100, tp_degree=4)[0]
@@ -50,6 +69,12 @@ def test_tensor_parallelism_divides_the_split_dimension_only(a100):
 
 def test_the_micro_batch_multiplies_its_dimension(a100):
     assert op_seconds(one_op(m=1024.0), a100, micro_batch=4)[0] == pytest.approx(op_seconds(one_op(m=4096.0), a100)[0])
+
+
+def test_fp4_gains_less_than_its_peak_over_fp8():
+    rate = {gpu: peak_flops_per_s(find_gpu(gpu), "fp4") / peak_flops_per_s(find_gpu(gpu), "fp8") for gpu in ("gb200-186gb", "gb300-288gb")}
+    assert 1.6 < rate["gb200-186gb"] < 1.8  # of 2
+    assert 2.2 < rate["gb300-288gb"] < 2.6  # of 3
 
 
 def test_low_precision_is_faster_where_the_device_has_it(h100):

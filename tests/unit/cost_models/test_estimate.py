@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost_models import estimate, estimate_rows, load_calibration
+from cost_models import TransformerShape, estimate, estimate_rows, load_calibration, transformer_workload
 from cost_models.convnet import resnet50_workload
 from cost_models.types import MEMORY_PARTS, TIME_PARTS, Plan, PlanTable
 
@@ -224,3 +224,11 @@ def test_runtimes_that_were_measured_get_the_narrower_interval(llama8b, cluster)
     width = got.high_s / got.low_s
     interval = load_calibration().interval
     np.testing.assert_allclose(width, [interval["known_runtime_factor"] ** 2, interval["unknown_runtime_factor"] ** 2])
+
+
+def test_context_ranks_divide_the_work_of_attention_beyond_the_number_of_heads(cluster_of, h100):
+    shape = TransformerShape(num_layers=2, hidden_size=1024, num_heads=8, vocab_size=1024, seq_len=2.0**20)
+    long = transformer_workload(shape, runtime="megatron-core")
+    table = PlanTable.from_plans([Plan(cp_degree=n, runtime="megatron-core") for n in (8, 16, 64)])
+    work = estimate(long, cluster_of(h100, nodes=8), table).breakdown_s["compute"]
+    assert work[0] / work == pytest.approx([1, 2, 8], rel=0.02)

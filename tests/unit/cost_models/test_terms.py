@@ -1,5 +1,7 @@
 """Collectives, pipelines and what happens once per step."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -60,11 +62,55 @@ def test_pcie_and_ethernet_achieve_less_of_their_line_rate(constants):
     assert ring(16, 1, constants, over_ethernet=1.0).s_per_byte[0] > 1.5 * ring(16, 1, constants).s_per_byte[0]
 
 
+def dispatched_s(constants, *, ep, active=8.0, experts=128.0, stride=1.0, routed=1.0, once_per_node=0.0, **changes):
+    how = {"ep_degree": ep, "num_active": active, "num_experts": experts, "stride": stride, "routed_share": routed,
+           "once_per_node": once_per_node}  # fmt: skip
+    dispatch = communication.Dispatch(**{name: np.array([float(value)]) for name, value in how.items()})
+    return communication.all_to_all_s(machine(**changes), constants, np.array([1e8]), dispatch)[0]
+
+
 def test_experts_in_other_nodes_are_reached_over_the_network(constants):
-    near, far = (
-        communication.all_to_all_s(machine(), constants, np.array([1e8]), np.array([float(ep)]), np.array([1.0]))[0] for ep in (8, 16)
+    assert dispatched_s(constants, ep=16) > 3 * dispatched_s(constants, ep=8)
+
+
+@pytest.mark.parametrize(("experts", "active", "groups"), [(8, 2, 4), (16, 4, 2), (12, 3, 12), (6, 6, 3), (9, 1, 3)])
+def test_groups_hit_by_a_token_are_those_counted_over_all_choices(experts, active, groups):
+    choices = list(itertools.combinations(range(experts), active))
+    counted = np.mean([len({e * groups // experts for e in choice}) for choice in choices])
+    hit = communication.groups_hit(np.array([float(experts)]), np.array([float(active)]), np.array([float(groups)]))
+    assert hit[0] == pytest.approx(counted)
+
+
+def test_a_token_that_crosses_to_each_node_once_takes_less_network(constants):
+    plain, once = (dispatched_s(constants, ep=16, once_per_node=flag) for flag in (0.0, 1.0))
+    assert once < plain / 3  # eight experts, four of them in the other node
+
+
+def test_one_expert_a_token_leaves_nothing_to_save(constants):
+    plain, once = (dispatched_s(constants, ep=64, active=1.0, once_per_node=flag) for flag in (0.0, 1.0))
+    assert once == pytest.approx(plain, rel=0.1)
+
+
+def test_routing_limited_to_some_groups_reaches_fewer_nodes(constants):
+    free, limited = (dispatched_s(constants, ep=64, experts=256, routed=share, once_per_node=1.0) for share in (1.0, 0.5))
+    assert 0.6 * free < limited < 0.8 * free  # 3.6 of 4 nodes instead of 5.2 of 8
+
+
+def test_one_nvlink_domain_has_no_network_in_it(constants):
+    rack, nodes = (
+        dispatched_s(constants, ep=64, once_per_node=1.0, gpus_per_node=size, inter_bytes_per_s=size * 25e9) for size in (72.0, 8.0)
     )
-    assert far > 3 * near
+    assert rack < nodes / 2
+
+
+def test_an_expert_group_of_one_sends_nothing(constants):
+    assert dispatched_s(constants, ep=1) == dispatched_s(constants, ep=1, once_per_node=1.0) == 0
+
+
+def test_collectives_cut_into_a_part_per_rank_show_one_of_them_and_slow_the_products(constants):
+    two, eight = (communication.overlapped_share(np.array([float(n)]), np.array([1.0]), constants)[0] for n in (2, 8))
+    assert 1 / 8 < eight < two < 1
+    assert communication.overlapped_share(np.array([8.0]), np.array([0.0]), constants)[0] == 1
 
 
 def test_hidden_traffic_still_slows_compute(constants):

@@ -3,6 +3,7 @@
 import pytest
 
 from cost_models import load_runtime, runtime_names
+from cost_models.catalogue import find_gpu, gpu_names
 
 
 def test_every_runtime_says_where_its_traits_were_read():
@@ -12,6 +13,14 @@ def test_every_runtime_says_where_its_traits_were_read():
         assert runtime.title
         assert runtime.source
         assert not runtime.calibrated_as or runtime.calibrated_as in runtime_names()
+
+
+def test_successors_are_runtimes_of_gpu_families():
+    families = {find_gpu(name).family for name in gpu_names()}
+    for name in runtime_names():
+        successors = load_runtime(name).successors
+        assert set(successors) <= families
+        assert set(successors.values()) <= set(runtime_names()) - {name}
 
 
 def test_quirks_belong_to_the_runtime_whose_runs_showed_them():

@@ -7,6 +7,7 @@ from advisor.errors import AdvisorError
 from advisor.measure.predict import predict_runs
 from advisor.measure.run_shapes import find_shape, known_shapes, plain_name
 from advisor.measure.runs import read_runs
+from cost_models.types import PRICING_KINDS
 
 ROW = {"model_name": "llama3-8B", "seq_len": 2048, "gpu": "A100", "gpu_mem_gb": 80, "n_gpus": 8, "dp": 8, "tp": 1, "pp": 1, "micro_batch": 1,
        "global_batch": 8, "precision": "bf16"}  # fmt: skip
@@ -21,7 +22,8 @@ def workload(**change):
     ("spelled", "meant"),
     [("meta-llama/Llama-2-7b-hf", "llama2-7B"), ("litgpt-Llama-3.1-8B", "llama3.1-8B"), ("litgpt-phi-2", "phi-2"),
      ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7B"), ("google/gemma-2-9b-it", "gemma-2-9B"), ("Meta-Llama-3-8B", "llama3-8B"),
-     ("Phi-3-mini-128k-instruct", "phi-3-mini"), ("GPT2", "gpt2")],
+     ("Phi-3-mini-128k-instruct", "phi-3-mini"), ("GPT2", "gpt2"), ("llama3-70B-LoRA", "llama3-70B"), ("GPT OSS 120B", "gpt-oss-120B"),
+     ("Llama 3.1 405B", "llama3.1-405B"), ("DeepSeek V3", "deepseek-v3")],
 )  # fmt: skip
 def test_names_are_found_however_they_are_spelled(spelled, meant):
     assert find_shape(spelled, SHAPES)["model_name"] == meant
@@ -37,7 +39,9 @@ STATED = {
     "llama2-7B": 6.74, "llama3-70B": 70.55, "llama3.2-1B": 1.24, "mistral-7B": 7.24, "gemma-2B": 2.51, "gemma-7B": 8.54, "gemma-2-9B": 9.24,
     "gemma-2-27B": 27.2, "qwen2.5-7B": 7.62, "qwen3-4B": 4.02, "qwen3-30B-A3B": 30.5, "mixtral-8x7B": 46.7, "gpt-oss-120B": 117.0,
     "phi-2": 2.78, "phi-3-mini": 3.82, "tiny-llama": 1.1, "pythia-6.9B": 6.86, "bloom-176B": 176.2, "gpt-neox-20B": 20.6, "dbrx": 132.0,
-    "deepseek-v2": 235.7, "deepseek-v3": 671.0,
+    "llama4-scout": 108.0, "llama4-maverick": 401.0, "deepseek-v2-lite": 15.7, "qwen2-57B-A14B": 57.4, "glm-4.5-air": 106.8, "grok-1": 314.0,
+    "olmoe-1B-7B": 6.92, "gemma-3-27B": 27.0, "starcoder2-15B": 15.96, "mistral-large-123B": 122.6, "nemotron-3-nano-30B-A3B": 31.6,
+    "qwen3-next-80B-A3B": 80.0, "deepseek-v3": 671.0, "deepseek-v2": 236.0, "kimi-k2": 1026.0, "moonlight-16B-A3B": 16.0,
 }  # fmt: skip
 
 
@@ -78,11 +82,54 @@ def test_adapters_leave_most_of_the_memory_untrained():
     assert adapters.predicted_peak_mem_gib < 0.5 * full.predicted_peak_mem_gib
 
 
+def test_adapters_are_known_by_the_notes_or_the_name():
+    full, noted, named = (workload(**change) for change in ({}, {"notes": "LoRA"}, {"model_name": "llama3-8B-lora"}))
+    assert noted.num_trainable_params == named.num_trainable_params < 0.1 * full.num_trainable_params
+    assert 0.6 * full.model_flops < named.model_flops < 0.8 * full.model_flops  # frozen weights get no gradient
+
+
+@pytest.mark.parametrize(("name", "active"), [("deepseek-v3", 37.0), ("deepseek-v2", 21.0), ("kimi-k2", 32.0), ("qwen3-235B-A22B", 22.0)])
+def test_a_token_meets_as_many_weights_as_the_authors_state(name, active):
+    token = workload(model_name=name, seq_len=1)
+    assert token.model_flops / 6e9 == pytest.approx(active, rel=0.05)
+
+
+def test_half_of_the_layers_may_see_a_window_only():
+    windowed, whole = (
+        workload(model_name="gpt-oss-20B", seq_len=8192, moe=f"32 experts topk 4 moe_ffn 2880{end}") for end in (" window 128", "")
+    )
+    work = [
+        sum(float((g.ops.m * g.ops.n)[g.ops.kind == PRICING_KINDS.index("attention")].sum()) for g in w.groups) for w in (windowed, whole)
+    ]
+    assert work[0] / work[1] == pytest.approx(0.5, rel=0.05)
+
+
+def test_routing_limited_to_groups_comes_from_the_shape():
+    assert workload(model_name="deepseek-v3").routed_share == 0.5
+    assert workload(model_name="qwen3-30B-A3B").routed_share == 1.0
+
+
 def test_a_gpt_of_known_size_gets_a_presumed_shape_that_is_named():
     runs = read_runs(pd.DataFrame([{**ROW, "model_name": "own-gpt", "params_b": 175.0}]))
     assert runs.workloads[0].groups[1].num_repeats == 96
     assert runs.workloads[0].hidden_size == 12288
     assert {"n_layers", "hidden"} <= set(runs.assumed[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active"), [("acme-13B-chat", 13, 13), ("acme-120B-A12B", 120, 12), ("acme-1T-A32B", 1000, 32)]
+)
+def test_a_decoder_whose_name_says_its_size_gets_a_shape_of_that_size(name, billions, active):
+    runs = read_runs(pd.DataFrame([{**ROW, "model_name": name}]))
+    assert runs.workloads[0].num_params / 1e9 == pytest.approx(billions, rel=0.15)
+    assert runs.workloads[0].model_flops / 6 / 2048 / 1e9 == pytest.approx(active, rel=0.25)
+    assert "shape (a decoder of its size)" in runs.assumed[0]
+
+
+def test_recurrent_layers_stand_as_attention_and_are_named():
+    runs = read_runs(pd.DataFrame([{**ROW, "model_name": "nemotronh-56B"}]))
+    assert runs.workloads[0].num_params / 1e9 == pytest.approx(56.3, rel=0.02)
+    assert "attention in place of recurrent layers" in runs.assumed[0]
 
 
 def test_an_unknown_network_of_known_size_is_not_presumed_to_be_a_gpt():
