@@ -14,6 +14,7 @@ from cost_models.terms.memory import memory_costs, memory_costs_rows
 from cost_models.traits import Runtime
 from cost_models.types import Cluster, Plan, PlanTable, Workload
 
+_SHARDS_PARAMETERS = 3
 _DEGREES = tuple(2**i for i in range(11))
 
 Choice = dict[str, str | int]
@@ -46,10 +47,10 @@ def fill_open(rows: Sequence[ReadRow]) -> None:
 
     Blank tensor and pipeline degrees become the smallest that fit, tensor ranks within a node first, then pipeline stages (Narayanan et
     al. 2021, section 3.4); blank recomputation the least of the runtime's `presumed_recompute` that fits, after larger degrees. Where nothing
-    fits, what needs least memory: the run did, somehow. What was filled in is named in the row's `assumed`.
+    fits, what needs least memory: the run did, somehow. A micro-batch that isn't stated is then one sample. What was filled in is named in the row's `assumed`.
     Ignored: offloaded activations.
     """
-    are_open = [r for r in rows if r.is_transformer and (not r.row.text("activation_ckpt") or _any_layout(r.row))]
+    are_open = [r for r in rows if r.is_transformer and (not r.row.text("activation_ckpt") or _any_layout(r))]
     if not are_open:
         return
     plans = PlanTable.from_plans([r.plan for r in are_open])
@@ -59,8 +60,9 @@ def fill_open(rows: Sequence[ReadRow]) -> None:
             _fill(read)
 
 
-def _any_layout(row: Fields) -> bool:
-    return not row.text("tp") and not row.text("pp")
+def _any_layout(read: ReadRow) -> bool:
+    """Neither degree is stated, and parameters are whole on each rank: sharded ones (ZeRO-3) need no such division."""
+    return not read.row.text("tp") and not read.row.text("pp") and read.plan.zero_stage < _SHARDS_PARAMETERS
 
 
 def _fill(read: ReadRow) -> None:
@@ -80,11 +82,14 @@ def _fill(read: ReadRow) -> None:
 
 def _choices(read: ReadRow) -> Iterator[Choice]:
     """Values of the open fields, the plain defaults first."""
-    open_recompute, any_layout = not read.row.text("activation_ckpt"), _any_layout(read.row)
-    recompute: list[Choice] = [{"activation_ckpt": mode} for mode in read.runtime.presumed_recompute] if open_recompute else [{}]
+    row, any_layout = read.row, _any_layout(read)
+    one_sample: Choice = {"micro_batch": 1} if any_layout and not row.text("micro_batch") and row.text("global_batch") else {}
+    recompute: list[Choice] = (
+        [{"activation_ckpt": mode} for mode in read.runtime.presumed_recompute] if not row.text("activation_ckpt") else [{}]
+    )
     layouts: list[Choice] = list(_layouts(read.workload, read.cluster)) if any_layout else [{}]
     for mode, layout in itertools.product(recompute, layouts):
-        yield layout | mode
+        yield layout | one_sample | mode
 
 
 def _layouts(workload: Workload, cluster: Cluster) -> Iterator[Choice]:
