@@ -55,7 +55,7 @@ SPLIT_DEPTH = 2.0**17  # inner size from which a product with few tiles is cut a
 FP4_CONVERSION = 0.09
 #: Rate of fused attention by older kernels against kernels written for the GPU family. On Blackwell frameworks that call FlashAttention-2
 #: elsewhere turn to cuDNN's (torchtitan: ScaledDotProductAttention).
-OLDER_KERNELS_SHARE = {"triton": {"ampere": 0.7, "hopper": 0.45}, "flash2": {"hopper": 0.62}}
+OLDER_KERNELS_SHARE = {"triton": {"ampere": 0.75, "hopper": 0.45}, "flash2": {"hopper": 0.62}}
 FEW_CHANNELS = 8.0  # output channels per group up to which a convolution counts as grouped
 FLASH_BACKWARD_FACTOR = 2.5
 ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5}

@@ -8,6 +8,7 @@ whole source, and prices it without the quirks that were read off its runs. `run
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import sys
 from collections.abc import Mapping
@@ -124,7 +125,7 @@ def ship(problem: Problem, params: list[Parameter], runs: RunTable, x: list[floa
     m, s = (figures(runs, held_out[kind]) for kind in "MS")
     shipped = dataclasses.replace(
         fitted, name="published runs", constants={c: float(f"{v:.4g}") for c, v in fitted.constants.items()}, by_runtime=tidy(fitted.by_runtime),
-        by_family=tidy(fitted.by_family), data={"num_runs": len(runs), "num_sources": len(sources), "sources": sources,
+        by_family=tidy(fitted.by_family), data={"fitted_on": datetime.date.today().isoformat(), "num_runs": len(runs), "num_sources": len(sources), "sources": sources,
               "runtimes": sorted(set(problem.runtime.tolist()))},
         interval={k: round(v, 3) for k, v in interval_factors(runs, held_out).items()},
         error={"unseen_model_median_share": round(m["median_error_share"], 3), "unseen_model_p90_share": round(m["p90_error_share"], 3),
