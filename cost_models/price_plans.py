@@ -316,8 +316,9 @@ def _reduction_s(p: _Part, busy_s: FloatArray) -> Seconds:
         once = once + np.where(((zero == 0) | by_step) & (p.expert > 0), banks, 0.0)
     backward_s = 2.0 / 3.0 * busy_s
     overlap = np.where(zero == 0, p.x.dp_overlap, p.x.zero_overlap)
-    exposed = communication.exposed_reduction_s(once, backward_s, overlap, p.k) + after_step
+    memory_s = grads * p.x.reduce_bytes / p.memory_bytes_per_s
+    exposed = communication.exposed_reduction_s(once, backward_s, overlap, memory_s, p.k) + after_step
     if not np.any(p.x.every_micro_batch):
         return Seconds.once(exposed)
-    again = communication.exposed_reduction_s(scatter, backward_s, overlap, p.k)
+    again = communication.exposed_reduction_s(scatter, backward_s, overlap, memory_s, p.k)
     return Seconds(one=exposed, further=np.where((zero == 2) & by_step, p.x.every_micro_batch * again, 0.0))

@@ -46,6 +46,8 @@ class Ring:
 
 #: Nodes up to which latencies were fitted on measured runs.
 _RING_NODES = 64.0
+#: Of device memory per byte reduced: in and out of the bucket 4, the two passes of the ring 5 or so.
+_REDUCTION_ACCESSES = 9.0
 
 
 def ring(machine: Machine, constants: Mapping[str, FloatArray], ranks: FloatArray, stride: FloatArray) -> Ring:
@@ -187,13 +189,24 @@ def exposed_sharding_s(traffic_s: FloatArray, compute_s: FloatArray, constants: 
 
 
 def exposed_reduction_s(
-    reduction_s: FloatArray, backward_s: FloatArray, overlap: FloatArray, constants: Mapping[str, FloatArray]
+    reduction_s: FloatArray, backward_s: FloatArray, overlap: FloatArray, memory_s: FloatArray, constants: Mapping[str, FloatArray]
 ) -> FloatArray:
     """What the gradient reduction adds to the last micro-batch: the part that its backward pass doesn't hide, and contention from the part
     that it does; the last bucket (a tenth) always shows.
+
+    Contention: a ring all-reduce, and the copies into and out of its bucket, read or write device memory `_REDUCTION_ACCESSES` times per byte,
+    however slow the link is; meanwhile compute waits for that memory. Ignored: multiprocessors that the collective occupies.
+
+    Args:
+        reduction_s: of the whole reduction.
+        backward_s: of the last backward pass.
+        overlap: 1 where the runtime reduces under it.
+        memory_s: that the reduced bytes take in device memory, once.
+        constants: dp_hidden_share.
     """
     hidden_s = np.minimum(overlap * constants["dp_hidden_share"] * backward_s, 0.9 * reduction_s)
-    return reduction_s - hidden_s + constants["overlap_contention"] * hidden_s
+    contention_share = np.minimum(_REDUCTION_ACCESSES * memory_s / np.maximum(reduction_s, 1e-30), 1.0)
+    return reduction_s - hidden_s * (1.0 - contention_share)
 
 
 TERMS = (ring, ends_ring, groups_hit, all_to_all_s, overlapped_share, transfer_s_per_byte, exposed_sharding_s, exposed_reduction_s)

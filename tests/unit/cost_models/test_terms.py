@@ -119,11 +119,11 @@ def test_hidden_traffic_still_slows_compute(constants):
     assert shown[1] > 4.0
 
 
-@pytest.mark.parametrize("contention", [0.0, 0.6])
-def test_the_last_bucket_of_a_reduction_always_shows_and_the_hidden_ones_slow_compute_down(constants, contention):
-    constants = {**constants, "overlap_contention": np.array(contention)}
-    shown = communication.exposed_reduction_s(np.array([1.0, 1.0]), np.array([100.0, 100.0]), np.array([1.0, 0.0]), constants)
-    assert shown == pytest.approx([0.1 + 0.9 * contention, 1.0])
+@pytest.mark.parametrize(("memory_s", "shown"), [(0.0, 0.1), (0.05, 0.1 + 0.9 * 0.45), (1.0, 1.0)])
+def test_the_last_bucket_of_a_reduction_always_shows_and_the_hidden_ones_compete_for_memory(constants, memory_s, shown):
+    one, far, overlap = np.ones(2), np.full(2, 100.0), np.array([1.0, 0.0])
+    got = communication.exposed_reduction_s(one, far, overlap, np.full(2, memory_s), constants)
+    assert got == pytest.approx([shown, 1.0])
 
 
 def test_device_and_host_work_side_by_side():
