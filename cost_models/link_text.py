@@ -92,16 +92,18 @@ def _named_like(kind: str, adapter_bytes_per_s: float, count: int) -> Link:
 
 
 def _count(lower: str) -> int:
-    match = re.search(r"(?<![\w.])(\d{1,3})\s*[x×](?!\w)", lower) or re.search(r"\b[x×](\d{1,3})\b", lower)
+    match = re.search(r"(?<![\w.])(\d{1,3})\s*[x×](?![a-z_])", lower) or re.search(r"\b[x×](\d{1,3})\b", lower)
     return max(int(match[1]), 1) if match else 1
 
 
 def _bytes_per_s(text: str) -> float | None:
     """First rate in the text. "Gb/s", "Gbps", "Gbit/s", "200G" are bits; "GB/s" and "GiB/s" are bytes (the case of B counts)."""
-    match = re.search(r"(\d+(?:\.\d+)?)(?:\s*-\s*\d+(?:\.\d+)?)?\s*([TGM])i?(B/s|Bps|b/s|bps|bit/s|bits/s|bit|b|[Bb]E|)(?![A-Za-z])", text)
+    match = re.search(
+        r"(\d+(?:\.\d+)?)(?:\s*-\s*\d+(?:\.\d+)?)?\s*([TGMtgm])i?(B/s|Bps|b/s|bps|bit/s|bits/s|bit|b|[Bb][Ee]|)(?![A-Za-z])", text
+    )
     if not match:
         return None
-    scale = {"T": 1e12, "G": 1e9, "M": 1e6}[match[2]]
+    scale = {"T": 1e12, "G": 1e9, "M": 1e6}[match[2].upper()]
     is_bytes = match[3] in ("B/s", "Bps")
     rate = float(match[1]) * scale / (1 if is_bytes else 8)
     return rate if rate > 0 else None

@@ -73,6 +73,7 @@ class Runtime:
     pipeline_cut: str = "even"  # how layers go to stages: one of PIPELINE_CUTS
     virtual_stages: int = 1  # presumed where a run doesn't say
     zero_stage: int = 0  # the same
+    divides_layers: bool = False  # its users divide what is too large by tensor parallelism and pipelines; else they shard it
     compiled: bool = False  # torch.compile is presumed where a run doesn't say
     autocast: bool = False  # "amp" means torch.autocast over fp32 weights, not the framework's own 16-bit training
     splits_batch: bool = False  # pipelines cut a rank's stated batch into micro-batches of one sample (torch.distributed.pipelining)

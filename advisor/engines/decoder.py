@@ -41,7 +41,7 @@ def decoder(model: Mapping[str, Any]) -> Decoder:
     if not inside or not outside:
         raise ValueError("no equal layers with known weights are seen")
     if missing:
-        raise ValueError(f"{' and '.join(missing)} isn't known")
+        raise ValueError(f"{' and '.join(missing)} {'isn' if len(missing) == 1 else 'aren'}'t known")
     if model.get("causal_attention") is False and not str(model.get("class")).endswith(_CAUSAL):  # transformers masks by a tensor
         raise ValueError("its attention sees later positions, so it is no decoder")
     hidden, num_heads = sizes["hidden_size"], sizes["num_heads"]

@@ -41,13 +41,17 @@ def with_stated_batch(row: Fields, plan: Plan, runtime: Runtime) -> Plan:
         guess = share / accumulation if accumulation else _usual_micro_batch(runtime, share, plan.pp_degree)
         stated = max(guess, 1.0)
     elif runtime.splits_batch and plan.pp_degree > 1 and stated > 1:
-        row.assumed.append("micro_batch = 1")
         stated = 1.0
     micro = max(stated, 1.0)
     num_micro = max(round(share / micro), 1)
     if abs(num_micro * micro - share) / share > 0.5:
         micro = share / num_micro
-    return dataclasses.replace(plan, micro_batch=max(round(micro), 1), num_microbatches=num_micro)
+    plan = dataclasses.replace(plan, micro_batch=max(round(micro), 1), num_microbatches=num_micro)
+    if row.number("global_batch") is not None and plan.global_batch != total:
+        row.assumed.append(f"global_batch = {plan.global_batch} (of micro-batches of {plan.micro_batch})")
+    elif row.number("micro_batch") is not None and plan.micro_batch != row.number("micro_batch"):
+        row.assumed.append(f"micro_batch = {plan.micro_batch}")
+    return plan
 
 
 def _usual_micro_batch(runtime: Runtime, share: float, pp: int) -> float:

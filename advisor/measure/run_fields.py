@@ -26,7 +26,13 @@ from cost_models.transformer import transformer_workload
 from cost_models.types import Cluster, Device, Link, Workload
 
 _MOST_GPUS = 10**9
-_PRECISIONS = ("bf16", "fp16", "amp", "16", "half", "mixed", "o1", "o2")
+#: Spellings, the first that occurs counts, and the precision they mean.
+_PRECISIONS = (
+    (r"fp4", "fp4"), (r"fp8|^container default", "fp8"), (r"tf32", "tf32"), (r"bf16|bfloat16", "bf16"), (r"fp16|float16|amp|half|mixed|^16|^o[12]\b", "fp16"),
+    (r"fp32|float32|single|fp64|float64|double|^32|^o0\b", "fp32"),
+)  # fmt: skip
+#: What takes the place of a precision that a device has no units for.
+_NEXT_PRECISION = {"fp4": "fp8", "fp8": "bf16", "bf16": "fp16", "fp16": "fp32", "tf32": "fp32"}
 _TEXTS = ("model_name", "moe")  # columns of a table of shapes that hold no numbers
 
 
@@ -36,7 +42,7 @@ class RowReader:
 
     arch: pd.DataFrame | None = None
     _workloads: dict[tuple[object, ...], Workload] = field(default_factory=dict)
-    _clusters: dict[tuple[object, ...], Cluster] = field(default_factory=dict)
+    _clusters: dict[tuple[object, ...], tuple[Cluster, tuple[str, ...]]] = field(default_factory=dict)
     _shapes: dict[str, Record] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -80,14 +86,16 @@ class RowReader:
         domain = max(default_gpus_per_node(device.name), per_node) if default_gpus_per_node(device.name) > 8 else max(per_node, 1)
         key = (device.name, domain, num_gpus, row.text("intra_link"), row.text("inter_link"))
         if key not in self._clusters:
-            intra = _link(row, device, "intra", domain)
-            inter = _link(row, device, "inter", domain)
-            self._clusters[key] = Cluster(
-                device=device, gpus_per_node=domain, num_nodes=math.ceil(num_gpus / domain), intra=intra, inter=inter
-            )
-        elif not row.text("inter_link") and num_gpus > domain:
-            row.assumed.append("inter_link")
-        return self._clusters[key]
+            named = Fields(row.record)
+            cluster = Cluster(
+                device=device, gpus_per_node=domain, num_nodes=math.ceil(num_gpus / domain), intra=_link(named, device, "intra", domain),
+                inter=_link(named, device, "inter", domain),
+            )  # fmt: skip
+            unused = {"intra_link": num_gpus == 1, "inter_link": num_gpus <= domain}
+            self._clusters[key] = cluster, tuple(name for name in named.assumed if not unused.get(name, False))
+        cluster, assumed = self._clusters[key]
+        row.assumed += assumed
+        return cluster
 
     def _workload(self, row: Fields, runtime: Runtime, device: Device) -> tuple[Workload, KnownNetwork | None]:
         """The model, and the network that it is by its name, if it is no transformer by its sizes."""
@@ -158,20 +166,15 @@ def _link(row: Fields, device: Device, where: str, gpus_per_node: int) -> Link:
 
 
 def _precision(row: Fields, device: Device, runtime: Runtime) -> str:
-    text = row.text("precision").lower()
-    if not text:
-        row.assumed.append("precision")
-        return "bf16" if "bf16" in device.peak_flops_per_s else "fp16"
-    if "fp4" in text:
-        return "fp4"
-    if "fp8" in text or "default" in text:
-        return "fp8"
-    if "tf32" in text:
-        return "tf32" if "tf32" in device.peak_flops_per_s else "fp32"
-    if "amp" in text and "bf16" not in text:
-        return "amp16" if runtime.autocast else "fp16"
-    if text.startswith("fp32"):
-        return "fp32"
-    if not text.startswith(_PRECISIONS):
-        row.assumed.append(f'precision ("{text}" is not known)')
-    return "bf16" if text.startswith(("bf16", "amp_bf16")) and "bf16" in device.peak_flops_per_s else "fp16"
+    """The row's precision, or the next one that its device has units for, which is then named."""
+    text = row.text("precision").lower().removeprefix("torch.")
+    stated = next((name for pattern, name in _PRECISIONS if re.search(pattern, text)), "")
+    if not stated:
+        row.assumed.append(f'precision ("{text}" is not known)' if text else "precision")
+        stated = "bf16" if not text and "bf16" in device.peak_flops_per_s else "fp16"
+    found = stated
+    while found in _NEXT_PRECISION and found not in device.peak_flops_per_s:
+        found = _NEXT_PRECISION[found]
+    if found != stated and (stated, found) != ("tf32", "fp32") and text:
+        row.assumed.append(f"precision = {found} (no {stated} units)")
+    return "amp16" if found == "fp16" and "amp" in text and runtime.autocast else found

@@ -16,6 +16,7 @@ from cost_models.types import Cluster, Plan, PlanTable, Workload
 
 _SHARDS_PARAMETERS = 3
 _DEGREES = tuple(2**i for i in range(11))
+_WIDEST, _MOST_STAGES = 8, 64  # tensor ranks and pipeline stages that are presumed
 
 Choice = dict[str, str | int]
 PlanOf = Callable[[Fields], Plan]
@@ -46,11 +47,11 @@ def fill_open(rows: Sequence[ReadRow]) -> None:
     """Fill in what rows leave open of layout and recomputation, where they would not fit their devices with the plain defaults.
 
     Blank tensor and pipeline degrees become the smallest that fit, tensor ranks within a node first, then pipeline stages (Narayanan et
-    al. 2021, section 3.4); blank recomputation the least of the runtime's `presumed_recompute` that fits, after larger degrees. Where nothing
+    al. 2021, section 3.4), and one shard of everything (ZeRO-3) for runtimes whose users don't divide layers; blank recomputation the least of the runtime's `presumed_recompute` that fits, after larger degrees. Where nothing
     fits, what needs least memory: the run did, somehow. A micro-batch that isn't stated is then one sample. What was filled in is named in the row's `assumed`.
     Ignored: offloaded activations.
     """
-    are_open = [r for r in rows if r.is_transformer and (not r.row.text("activation_ckpt") or _any_layout(r))]
+    are_open = [r for r in rows if r.is_transformer and (not r.row.text("activation_ckpt") or _any_layout(r) or _any_sharding(r))]
     if not are_open:
         return
     plans = PlanTable.from_plans([r.plan for r in are_open])
@@ -65,6 +66,11 @@ def _any_layout(read: ReadRow) -> bool:
     return not read.row.text("tp") and not read.row.text("pp") and read.plan.zero_stage < _SHARDS_PARAMETERS
 
 
+def _any_sharding(read: ReadRow) -> bool:
+    """Nothing is said of what data ranks shard."""
+    return not read.row.text("zero_stage") and not read.row.text("sharding") and read.plan.dp_degree > 1
+
+
 def _fill(read: ReadRow) -> None:
     choices, plans = [], []
     for choice in _choices(read):
@@ -74,30 +80,53 @@ def _fill(read: ReadRow) -> None:
     peak_bytes = memory_costs(read.workload, read.cluster, PlanTable.from_plans(plans)).peak
     fits = peak_bytes <= read.cluster.device.memory_bytes
     best = int(np.argmax(fits) if fits.any() else np.argmin(peak_bytes))
-    replaced = (*choices[best], "tp,")
+    filled = choices[best]
+    replaced = {*filled, "tp," if "tp" in filled else ""}
     read.row.assumed = [name for name in read.row.assumed if name.split(" ")[0] not in replaced]
-    read.row.assumed += [f"{name} = {value}" for name, value in choices[best].items()]
+    read.row.assumed += [f"{name} = {value}" for name, value in filled.items()]
     read.plan = plans[best]
 
 
 def _choices(read: ReadRow) -> Iterator[Choice]:
     """Values of the open fields, the plain defaults first."""
     row, any_layout = read.row, _any_layout(read)
-    one_sample: Choice = {"micro_batch": 1} if any_layout and not row.text("micro_batch") and row.text("global_batch") else {}
-    recompute: list[Choice] = (
-        [{"activation_ckpt": mode} for mode in read.runtime.presumed_recompute] if not row.text("activation_ckpt") else [{}]
+    one_sample: Choice = (
+        {"micro_batch": 1} if any_layout and row.number("micro_batch") is None and row.number("global_batch") is not None else {}
     )
-    layouts: list[Choice] = list(_layouts(read.workload, read.cluster)) if any_layout else [{}]
+    modes = (*read.runtime.presumed_recompute, *(["full"] if any_layout else []))
+    recompute: list[Choice] = [{"activation_ckpt": mode} for mode in dict.fromkeys(modes)] if not row.text("activation_ckpt") else [{}]
+    layouts: list[Choice] = list(_layouts(read)) if any_layout else _shards(read)
     for mode, layout in itertools.product(recompute, layouts):
         yield layout | one_sample | mode
 
 
-def _layouts(workload: Workload, cluster: Cluster) -> Iterator[Choice]:
-    """Tensor degrees up to a node's, then with the largest of them pipelines of equal stages."""
-    num_layers = max(group.num_repeats for group in workload.groups)
-    tensor = [n for n in _DEGREES if n <= cluster.gpus_per_node and workload.num_heads % n == 0]
-    for tp in tensor:
-        yield {"tp": tp, "pp": 1}
-    for pp in _DEGREES[1:]:
-        if num_layers % pp == 0:
-            yield {"tp": tensor[-1], "pp": pp}
+def _layouts(read: ReadRow) -> Iterator[Choice]:
+    """Layouts, least divided first.
+
+    Runtimes that divide layers: tensor degrees up to a node's, then with the largest of them pipelines of equal stages, of mixtures of experts
+    with as many expert ranks as go; others, and where all that is too little, shards of everything.
+    """
+    workload = read.workload
+    if read.runtime.divides_layers or not _any_sharding(read):
+        num_layers, num_gpus = max(group.num_repeats for group in workload.groups), int(read.row.number("n_gpus") or 1)
+        tensor = [n for n in _DEGREES if n <= read.cluster.gpus_per_node and n <= _WIDEST and workload.num_heads % n == 0]
+        degrees = [(n, 1) for n in tensor] + [(tensor[-1], n) for n in range(2, _MOST_STAGES + 1) if num_layers % n == 0]
+        for tp, pp in degrees:
+            if num_gpus % (tp * pp):
+                continue
+            yield {"tp": tp, "pp": pp} | _experts(read, num_gpus // pp)
+    if _any_sharding(read):
+        yield {"tp": 1, "pp": 1, "zero_stage": _SHARDS_PARAMETERS}
+
+
+def _shards(read: ReadRow) -> list[Choice]:
+    """Sharding of a stated layout."""
+    is_open = _any_sharding(read) and not read.runtime.divides_layers
+    return [{}, {"zero_stage": _SHARDS_PARAMETERS}] if is_open else [{}]
+
+
+def _experts(read: ReadRow, num_ranks: int) -> Choice:
+    """The largest expert degree that a power of two allows within a stage."""
+    if read.workload.num_experts <= 1 or read.row.text("ep"):
+        return {}
+    return {"ep": max(n for n in _DEGREES if n <= max(num_ranks, 1) and read.workload.num_experts % n == 0)}

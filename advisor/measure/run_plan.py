@@ -57,6 +57,10 @@ def _check_layout(plan: Plan, workload: Workload) -> None:
     num_layers = sum(group.num_repeats for group in workload.groups)
     if plan.pp_degree > num_layers:
         raise Skip(f"{plan.pp_degree} pipeline stages for {num_layers:g} layers")
+    if plan.ep_degree > max(workload.num_experts, 1):
+        raise Skip(f"{plan.ep_degree} expert ranks for {workload.num_experts} experts")
+    if plan.ep_degree > plan.dp_degree * plan.tp_degree * plan.cp_degree:
+        raise Skip(f"{plan.ep_degree} expert ranks in pipeline stages of {plan.dp_degree * plan.tp_degree * plan.cp_degree} GPUs")
     if plan.tp_degree > 1 and not any(group.num_tp_params for group in workload.groups):
         raise Skip("tensor parallelism finds nothing to divide in this model")
 
@@ -69,6 +73,8 @@ def _layout(row: Fields, runtime: Runtime, cluster: Cluster, num_gpus: int, *, i
     dp = int(row.number("dp") or max(1, num_gpus // (tp * pp * cp)))
     if dp * tp * pp * cp > num_gpus:
         raise Skip(f"the layout (dp {dp}, tp {tp}, pp {pp}, cp {cp}) needs {dp * tp * pp * cp} GPUs, the row has {num_gpus}")
+    if dp * tp * pp * cp < num_gpus:
+        row.assumed.append(f"n_gpus = {dp * tp * pp * cp} (of dp, tp, pp and cp)")
     sharding = sharding_of(row, runtime, dp)
     shard = math.gcd(dp, max(cluster.gpus_per_node // (tp * cp), 1)) if sharding.in_nodes else dp
     instances = int(row.number("optimizer_instances") or 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -233,7 +234,8 @@ def test_a_stopped_run_leaves_nothing_behind(tmp_path, sent, status):
     script.write_text("import time\ntime.sleep(600)\n")
     arguments = [sys.executable, "-m", "advisor.cli", str(script), "--gpu", "a100", "--out", str(tmp_path / "advice")]
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    running = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    heeds = functools.partial(signal.signal, sent, signal.SIG_DFL)  # tests that a shell runs in the background inherit an ignored SIGINT
+    running = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=heeds)
     deadline = time.monotonic() + 120
     while not list(scratch.iterdir()) and running.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)

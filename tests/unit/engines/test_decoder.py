@@ -44,7 +44,7 @@ def test_weights_may_be_stored_the_other_way_round() -> None:
     ("facts", "reason"),
     [
         ({"block_parameters": {}}, "no equal layers"),
-        ({"seq_len": 0, "vocab_size": 0}, "vocab_size and seq_len isn't known"),
+        ({"seq_len": 0, "vocab_size": 0}, "vocab_size and seq_len aren't known"),
         ({"causal_attention": False, "class": "Encoder"}, "later positions"),
         (changed("block_parameters", mlp__gate__weight=[64, 4096]), "experts, adapters"),
         (changed("block_parameters", self_attn__k_proj__weight=[4096, 4096]), "aren't those of q, k, v"),

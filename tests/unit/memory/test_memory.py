@@ -86,7 +86,7 @@ def test_more_shards_never_need_more_memory_for_states(plan, factor):
     if not plan.zero_stage:
         return
     more = dataclasses.replace(plan, dp_shard_degree=plan.dp_shard_degree * factor)
-    got = costs(llama(), plan, more)
+    got = costs(llama(), plan, more, rank="first")  # which rank is fullest may change with the shards
     for part in ("parameters", "optimizer", "gradients"):
         # a single rank gathers nothing and has no parameters to shard
         assert got.parts[part][1] <= got.parts[part][0] * (1 + 1e-9)
