@@ -134,10 +134,7 @@ def make_cells(
     sizes = unit_sizes(g, tp[unit_cell], ep[unit_cell], samples[unit_cell], **outside)
     tp_here = tensor_degree(g, tp[unit_cell], outside["root_whole"])
     num_experts = np.array([x.num_experts for x in workloads])[w][cell]
-    in_order = [keeps_order(x.groups) for x in workloads]
-    has_maps = np.array([o or bool((g.ops.kind == CONVOLUTION).any()) for x, o in zip(workloads, in_order, strict=True) for g in x.groups])[
-        group_at
-    ]
+    has_maps = _has_maps(workloads)[group_at]
     expert = (ops.kind == GEMM) & (ops.op_class != ATTENTION_CLASS) & (num_experts > 1) & (ops.batch == num_experts)
     shapes = device_shapes(
         ops, Split(samples=samples[cell], tp_degree=tp_here[unit], ep_degree=ep[cell], sequence_parallel=sequence[cell] * sizes["in_sequence"][unit]),
@@ -162,15 +159,29 @@ def make_cells(
         **_launches(unit, ops, kernels, len(unit_cell), again), selective_sums=repeats[:, 0], selective_gathers=repeats[:, 1],
         measured_host_s=measured[w][unit_cell],
         **sizes, workload=w, cluster=c, pair=pair,
-        tp_degree=tp, cp_degree=cp, ep_degree=ep, regathers=np.array([r.regathers_weight_gradient for r in runtimes])[plans.runtime],
-        early_stop=np.array([r.early_stop for r in runtimes])[plans.runtime],
-        reduces_whole=np.array([r.reduces_whole_gradients for r in runtimes])[plans.runtime], sequence_parallel=sequence,
-        num_experts=np.array([float(x.num_experts) for x in workloads])[w],
-        num_active_experts=np.array([float(x.num_active_experts) for x in workloads])[w],
-        routed_share=np.array([x.routed_share for x in workloads])[w],
-        once_per_node=np.array([r.dispatches_once_per_node for r in runtimes])[plans.runtime],
-        tp_overlap=np.array([r.tp_overlap for r in runtimes])[plans.runtime],
+        tp_degree=tp, cp_degree=cp, ep_degree=ep, sequence_parallel=sequence, **_of_workload(workloads, w), **_of_runtime(runtimes, plans.runtime),
     )  # fmt: skip
+
+
+def _has_maps(workloads: Sequence[Workload]) -> BoolArray:
+    """Per group of layers: whether memory-bound operators lie between convolutions, or in a model that `keeps_order`."""
+    in_order = [keeps_order(x.groups) for x in workloads]
+    return np.array([o or bool((g.ops.kind == CONVOLUTION).any()) for x, o in zip(workloads, in_order, strict=True) for g in x.groups])
+
+
+def _of_workload(workloads: Sequence[Workload], w: IntArray) -> dict[str, FloatArray]:
+    return {
+        name: np.array([float(getattr(x, name)) for x in workloads])[w] for name in ("num_experts", "num_active_experts", "routed_share")
+    }
+
+
+def _of_runtime(runtimes: Sequence[Runtime], runtime: IntArray) -> dict[str, FloatArray]:
+    traits = {
+        "regathers": [r.regathers_weight_gradient for r in runtimes], "early_stop": [r.early_stop for r in runtimes],
+        "reduces_whole": [r.reduces_whole_gradients for r in runtimes], "once_per_node": [r.dispatches_once_per_node for r in runtimes],
+        "tp_overlap": [r.tp_overlap for r in runtimes],
+    }  # fmt: skip
+    return {name: np.array(values)[runtime] for name, values in traits.items()}
 
 
 def _softmax_launches(

@@ -47,8 +47,10 @@ def fill_open(rows: Sequence[ReadRow]) -> None:
     """Fill in what rows leave open of layout and recomputation, where they would not fit their devices with the plain defaults.
 
     Blank tensor and pipeline degrees become the smallest that fit, tensor ranks within a node first, then pipeline stages (Narayanan et
-    al. 2021, section 3.4), and one shard of everything (ZeRO-3) for runtimes whose users don't divide layers; blank recomputation the least of the runtime's `presumed_recompute` that fits, after larger degrees. Where nothing
-    fits, what needs least memory: the run did, somehow. A micro-batch that isn't stated is then one sample. What was filled in is named in the row's `assumed`.
+    al. 2021, section 3.4), and one shard of everything (ZeRO-3) for runtimes whose users don't divide layers; blank recomputation the least
+    of the runtime's `presumed_recompute` that fits, after larger degrees. Where nothing fits, what needs least memory: the run did, somehow.
+    A micro-batch that isn't stated is then one sample. What was filled in is named in the row's `assumed`; a row whose stated fields
+    leave no other layout stays as it is.
     Ignored: offloaded activations.
     """
     are_open = [r for r in rows if r.is_transformer and (not r.row.text("activation_ckpt") or _any_layout(r) or _any_sharding(r))]
@@ -77,6 +79,8 @@ def _fill(read: ReadRow) -> None:
         with contextlib.suppress(Skip):
             plans.append(read.plan_of(Fields({**read.row.record, **choice})))
             choices.append(choice)
+    if not plans:
+        return
     peak_bytes = memory_costs(read.workload, read.cluster, PlanTable.from_plans(plans)).peak
     fits = peak_bytes <= read.cluster.device.memory_bytes
     best = int(np.argmax(fits) if fits.any() else np.argmin(peak_bytes))

@@ -144,3 +144,10 @@ def test_recomputation_is_presumed_where_nothing_else_fits():
     assert plan.recompute == "full"
     assert "activation_ckpt = full" in assumed
     assert read_big(n_gpus=64, activation_ckpt="none")[0].recompute == "none"
+
+
+def test_a_row_whose_stated_degrees_leave_no_other_layout_is_priced_as_it_stands():
+    runs = read_runs(pd.DataFrame([{"model_name": "mixtral-8x22B", "gpu": "H100", "n_gpus": 10, "framework": "Megatron-Core", "dp": 2, "zero_stage": 0,
+                                    "activation_ckpt": "none", "micro_batch": 1, "global_batch": 8, "precision": "bf16"}]))  # fmt: skip
+    assert not runs.skipped
+    assert (runs.plans.plan(0).dp_degree, runs.plans.plan(0).tp_degree) == (2, 1)
